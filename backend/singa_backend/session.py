@@ -13,10 +13,10 @@ from .devices.device import Device
 from .ir.graph import Graph, Node
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
+from .plans.flat import TooManyCalls
 from .plans.gradients import Gradients
 from .plans.planner import Planner, UseDefinitions
 from .plans.profile import Profile, profile
-from .plans.region import TooManyCalls
 from .plans.trace import Mismatch
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer

@@ -41,9 +41,10 @@ def test_the_old_path_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
-        (passes, "Net", "GraphEditor"),
+        (passes, "Net", "Graph"),
+        (passes, "GraphEditor", "Graph"),
         (passes, "Edit", "ModelEditor"),
-        (passes, "Node", "NodeEditor"),
+        (passes, "NodeEditor", "Node"),
         (passes, "Failure", "PassFailure"),
         (inspection, "Opinion", "CheckerResult"),
         (debug, "Source", "ComparedModel"),
@@ -66,9 +67,5 @@ def test_composed_is_decomposition() -> None:
 
 def test_renamed_members_of_editors() -> None:
     editor = passes.ModelEditor(MODEL)
-    with pytest.warns(DeprecationWarning, match="context"):
-        assert editor.main.edit is editor.main.context is editor
-    with pytest.warns(DeprecationWarning, match="pinned"):
-        assert editor.main.held == editor.main.pinned
     with pytest.warns(DeprecationWarning, match="graphs"):
         assert list(editor.nets()) == list(editor.graphs()) == [editor.main]

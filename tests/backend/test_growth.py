@@ -61,12 +61,13 @@ def test_prepare_reads_each_import_once(domains: bool) -> None:
 
 def test_a_change_of_a_graph_takes_constant_time() -> None:
     def make(n: int) -> Callable[[], Any]:
-        net = ModelEditor(growth.kept(n)).main
+        editor = ModelEditor(growth.kept(n))
 
         def change() -> None:
-            for node in list(net.nodes)[:-1]:
-                net.add("Neg", [node.outputs[0]], after=node)
-                net.bypass(node, node.inputs[0])
+            for node in editor.main.nodes[:-1]:
+                editor.add(editor.main, "Neg", [node.outputs[0]], after=node)
+                assert node.inputs[0] is not None
+                editor.bypass(node, node.inputs[0])
 
         return change
 

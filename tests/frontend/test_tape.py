@@ -236,7 +236,7 @@ def test_values_cannot_be_read_while_a_step_is_recorded() -> None:
 def test_control_flow_on_tensors(branch: bool) -> None:
     from onnx import helper
 
-    from singa_backend.autodiff.replay import visit
+    from singa_backend.autodiff.replay import replay
 
     w = leaf([2.0, 3.0])
     info = [helper.make_tensor_value_info(n, 11, [2]) for n in ("y", "z")]
@@ -246,11 +246,7 @@ def test_control_flow_on_tensors(branch: bool) -> None:
     feeds = [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("w", 11, [2])]
     proto = helper.make_graph([node], "g", feeds, [helper.make_tensor_value_info("out", 11, [2])])
     graph = read(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 21)]))
-    frame: list[Any] = [None] * graph.size
-    for slot, value in zip(graph.input_slots, (Tensor(data=np.array(branch), requires_grad=False), w), strict=True):
-        frame[slot] = value
-    graph.walk(frame, lambda n, values, here: visit(op, n, values, here))
-    y = frame[graph.output_slots[0]]
+    (y,) = replay(op, graph, [Tensor(data=np.array(branch), requires_grad=False), w])
     found = grads(op.Reshape(op.ReduceSum(y), [1]))["w"].tolist()
     assert found == ([4.0, 6.0] if branch else [-1.0, -1.0])
 
@@ -259,7 +255,7 @@ def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
     """As recurrent layers are exported: a state counts the rows, another is the weight; against the rounds one by one."""
     from onnx import parser
 
-    from singa_backend.autodiff.replay import visit
+    from singa_backend.autodiff.replay import replay
 
     text = """g (double[3, 2] x, double[1, 2] h, double[2, 2] w) => (double[a, b] y) {
         m = Constant<value_int = 3>()
@@ -271,11 +267,8 @@ def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
     }"""
     graph = read(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'))
     x, h, w = leaf([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], "x"), leaf([[1.0, -2.0]], "h"), leaf([[0.5, 1.0], [-1.0, 2.0]], "w")
-    frame: list[Any] = [None] * graph.size
-    for slot, value in zip(graph.input_slots, (x, h, w), strict=True):
-        frame[slot] = value
-    graph.walk(frame, lambda n, values, here: visit(op, n, values, here))
-    found = grads(op.Reshape(op.ReduceSum(frame[graph.output_slots[0]]), [1]))
+    (made,) = replay(op, graph, [x, h, w])
+    found = grads(op.Reshape(op.ReduceSum(made), [1]))
     y = h
     for row in range(3):
         y = op.Add(op.MatMul(y, w), op.Gather(x, row))

@@ -16,7 +16,7 @@ from singa._core.backward import _walk
 from singa._core.tensor import Tensor, op
 from singa.model import Model
 from singa_backend import SingaBackend, dtypes
-from singa_backend.autodiff.replay import visit
+from singa_backend.autodiff.replay import replay
 from singa_backend.conform import gradients
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import BOOL, INT
@@ -57,14 +57,9 @@ def test_the_gradient_of_a_rule_is_that_of_differences(key: tuple[str, str, int]
 def _same_on_the_tape(point: gradients.Point, second: gradients.Point) -> None:
     """Tensors differentiate the gradient as the rules do on arrays."""
     xs = [Tensor(data=np.array(x), requires_grad=i in point.asked) for i, x in enumerate(point.feeds)]
-    frame: list[Any] = [None] * point.graph.size
-    for slot, name in point.graph.state_slots:
-        frame[slot] = op.constant(point.graph.states[name])
-    for slot, x in zip(point.graph.input_slots, xs, strict=True):
-        frame[slot] = x
-    point.graph.walk(frame, lambda node, values, here: visit(op, node, values, here))
+    results = replay(op, point.graph, xs)
     wanted = [xs[i] for i in point.asked]
-    first = _gradients(_dot([frame[s] for s in point.graph.output_slots], point.dys), wanted, create_graph=True)
+    first = _gradients(_dot(results, point.dys), wanted, create_graph=True)
     made = [(g, d) for g, d in zip((g for g in first if g is not None), second.dys, strict=True) if g.requires_grad]
     further = _gradients(_dot(*zip(*made, strict=True)), wanted) if made else [None] * len(wanted)
     expected = second.eager()[: len(wanted)]

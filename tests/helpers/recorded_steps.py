@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from singa_backend.plans.region import Region
 
 from singa import autograd
 from singa._core import tape
@@ -16,7 +17,6 @@ from singa._training.step import Step
 from singa.model import Model
 from singa_backend.kernels.table import GRADIENT, TRAINING, Options
 from singa_backend.plans.planner import Planner
-from singa_backend.plans.region import Region
 
 Function = Callable[..., Any]
 """A function of tensors, which returns a tensor, or a tuple or list of tensors."""

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, checker, helper
+from singa_backend.plans.fusion.view import RegionView
+from singa_backend.plans.region import region_of
 
 from singa import sonnx
 from singa._core import ops, tape
@@ -29,8 +31,6 @@ from singa_backend.ir.declaration import declarations, has_trait
 from singa_backend.opsets.convert import convert
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
-from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import region_of
 from singa_backend.proto.schemas import _newest, declare_schema, newest, schemas
 
 DOMAIN = "test.operators"

@@ -20,8 +20,7 @@ from singa.cli import main
 from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBackend, passes
 from singa_backend.conform import foreign
 from singa_backend.engines.oracle import Oracle
-from singa_backend.passes import PASSES, GraphEditor, ModelEditor, Pass, optimize
-from singa_backend.passes.index import Trial
+from singa_backend.passes import PASSES, Graph, ModelEditor, Pass, Value, optimize
 from singa_backend.passes.shapes import constant_target
 
 F, I = np.float32, np.int64  # noqa: E741
@@ -681,14 +680,13 @@ def test_an_unknown_pass_is_named() -> None:
 @pytest.mark.parametrize("how", ["raises", "breaks", "cycle"])
 def test_a_pass_that_fails_is_reported_and_undone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(edit: ModelEditor) -> int:
-        net: GraphEditor = edit.main
-        node = net.nodes[-1]
+        first, *_, node = edit.main.nodes
         if how == "cycle":
-            net.rewire(net.nodes[0], [net.nodes[0].outputs[0]])
+            first.read([first.outputs[0]])
             return 1
-        net.remove(net.nodes[0])
+        edit.main.remove(first)
         node.set(to=7)
-        net.add_constant(np.ones(3, F))
+        edit.add_constant(edit.main, np.ones(3, F))
         if how == "raises":
             raise RuntimeError("a fault")
         return 1
@@ -723,7 +721,7 @@ def test_the_nodes_of_a_cycle_are_named() -> None:
 @pytest.mark.row("E13")
 def test_the_order_of_nodes_is_kept_where_it_can_be() -> None:
     model = read("g (float[2] x) => (float[2] y) { y = Add(b, a) b = Exp(a) a = Neg(x) c = Abs(x) }")
-    assert [n.outputs[0] for n in ModelEditor(model).main.nodes] == ["a", "b", "y", "c"]
+    assert [n.results[0].name for n in ModelEditor(model).main.nodes] == ["a", "b", "y", "c"]
 
 
 def test_a_gradient_keeps_its_graph() -> None:
@@ -907,39 +905,45 @@ def _wide(rng: random.Random) -> ModelProto:
     return helper.make_model(helper.make_graph(nodes, "g", inputs, ends), opset_imports=[helper.make_opsetid("", 17)])
 
 
-def _state(net: GraphEditor) -> Any:
-    nodes = [(id(n), n.op_type, list(n.inputs), list(n.outputs), dict(n.attributes)) for n in net.nodes]
-    readers = {name: {id(n) for n in net.users(name)} for n in net.nodes for name in (*n.inputs, *n.outputs)}
-    makers = {o: id(net.producer(o)) for n in net.nodes for o in n.outputs}
-    inner = [_state(g) for n in net.nodes for g in n.graphs.values()]
-    return nodes, readers, makers, list(net.inputs), list(net.outputs), dict(net.initializers), inner
+def _state(graph: Graph) -> Any:
+    nodes = [(n, n.op_type, list(n.inputs), list(n.outputs), dict(n.attributes), dict(n.captures)) for n in graph.nodes]
+    values = {v for n in graph.nodes for v in (*n.reads, *n.results)}
+    known = {v: (v.producer, v.graph, v.constant, set(v.uses)) for v in values}
+    inner = [_state(body) for n in graph.nodes for body in n.bodies]
+    return nodes, known, list(graph.inputs), list(graph.outputs), dict(graph.initializers), set(graph.captured), inner
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_trial_that_is_undone_leaves_no_trace(seed: int) -> None:
+def test_changes_that_are_undone_leave_no_trace(seed: int) -> None:
     rng = random.Random(seed)
-    net = ModelEditor(_wide(rng)).main
-    before = _state(net)
-    trial = net.context.trial = Trial()
+    editor = ModelEditor(_wide(rng))
+    main = editor.main
+    before, journal = _state(main), editor.record()
     for _ in range(rng.randint(1, 8)):
-        node = rng.choice(net.nodes)
-        match rng.choice(["bypass", "rewire", "add", "remove", "touch"]):
+        node = rng.choice(main.nodes)
+        match rng.choice(["bypass", "read", "add", "remove", "change", "constant", "return", "bodies"]):
             case "bypass":
-                net.bypass(node, rng.choice(node.inputs))
-            case "rewire":
-                net.rewire(node, [rng.choice([name, "x"]) for name in node.inputs])
+                editor.bypass(node, rng.choice(node.reads))
+            case "read":
+                node.read([rng.choice([v, main.inputs[0]]) for v in node.inputs])
             case "add":
-                net.add("Relu", [rng.choice("xyz")], before=node)
-            case "remove" if not any(map(net.used, node.outputs)):
-                net.remove(node)
-            case "touch":
-                net.touch(node)
-                node.op_type = "Neg"
-        if not net.nodes:
+                editor.add(main, "Relu", [rng.choice(main.inputs)], before=node)
+            case "remove" if not any(o.is_used for o in node.results):
+                main.remove(node)
+            case "change":
+                node.change(op_type="Neg")
+            case "constant":
+                node.results[0].replace_all_uses_with(editor.add_constant(main, np.ones(2, F)))
+            case "return":
+                node.return_(0, Value("new"))
+            case "bodies":
+                for body in node.bodies:
+                    body.nodes and body.nodes[0].put(0, body.capture(rng.choice(main.inputs)))
+                    body.release_captured()
+        if not main.nodes:
             break
-    net.context.trial = None
-    trial.undo()
-    assert _state(net) == before
+    journal.undo()
+    assert _state(main) == before
 
 
 def test_a_trial_with_a_concat_of_many_inputs_is_undone() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from singa_backend.plans.region import versioned
 from tests.helpers.recorded_steps import steps_of
 
 from singa import autograd, device, layer, opt
@@ -23,7 +24,6 @@ from singa_backend.kernels.table import gradient_kernels
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.plans.planner import NOT_FINITE, Planner
-from singa_backend.plans.region import versioned
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 

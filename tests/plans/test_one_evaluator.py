@@ -13,7 +13,6 @@ from singa_backend.devices import namespaces
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.versioned import VersionedOperator
-from singa_backend.proto.values import Value
 
 WALK = {"ir/versioned.py", "runtime/executor.py", "runtime/placement.py", "runtime/recorded.py"}
 """The modules that may call `compute`: its own, and those of the executor's walk."""
@@ -58,7 +57,7 @@ def test_the_services_of_a_call() -> None:
 
 def test_a_call_with_a_subgraph_needs_the_service() -> None:
     choice = VersionedOperator(declarations["", "If"][21], 21)
-    branches = {f"{name}_branch": Graph(name, (), (Value("y"),), (), {}, {"y": 0}) for name in ("then", "else")}
+    branches = {f"{name}_branch": Graph(name) for name in ("then", "else")}
     found = choice.run(
         namespaces.numpy, [np.array(True)], branches, (True,), run=lambda graph: [np.array([graph.name == "then"])]
     )

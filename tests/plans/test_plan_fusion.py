@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from singa_backend.plans.fusion.view import RegionView
+from singa_backend.plans.region import Region, RegionCall, branch_of, region_of
 from tests.helpers.growth_checks import lines
 from tests.helpers.paths import TESTS
 
@@ -20,8 +22,6 @@ from singa_backend.conform.fuzz.graphs.generate import draw, every_node
 from singa_backend.ir.graph import ABSENT, Graph
 from singa_backend.ir.reader import read
 from singa_backend.plans.fusion import PASSES, fuse
-from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import Region, RegionCall, branch_of, region_of
 
 F = np.float32
 

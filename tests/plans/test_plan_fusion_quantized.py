@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import ModelProto, helper
+from singa_backend.plans.region import region_of
 from tests.helpers.plan_checks import kernels_used, model_of
 from tests.plans.test_plan_fusion import counted, declared, evaluate, fused, model
 
@@ -17,7 +18,6 @@ from singa_backend.kernels import onednn
 from singa_backend.kernels.quantized import exact_int8
 from singa_backend.kernels.table import Options
 from singa_backend.plans.fusion import fuse
-from singa_backend.plans.region import region_of
 
 F, U8, S8 = np.float32, np.uint8, np.int8
 node = helper.make_node

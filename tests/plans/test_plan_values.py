@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import singa_backend.plans.region
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-import singa_backend.plans.region
 from singa_backend import OperatorError, SingaBackend
 
 F, node, info = TensorProto.FLOAT, helper.make_node, helper.make_tensor_value_info

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from singa_backend.plans.region import Region, call_of
 from tests.helpers.recorded_steps import planner_of, steps_of
 
 from singa import autograd, device, layer, opt
@@ -17,7 +18,6 @@ from singa.model import Model
 from singa_backend.errors import InvalidInput
 from singa_backend.kernels import onednn
 from singa_backend.plans.recompute import Home, Recomputing, recompute
-from singa_backend.plans.region import Region, call_of
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 
@@ -123,8 +123,9 @@ def chain(*types: str) -> tuple[Region, dict[int, Home]]:
 
 
 def _origin(region: Region) -> Any:
-    from singa_backend.ir.graph import Node
     from singa_backend.plans.region import RegionCall, versioned
+
+    from singa_backend.ir.graph import Node
 
     node = Node("n", "Relu", "", 13, (), (), (), (), {}, frozenset(), versioned("", "Relu"))
     return [RegionCall(node, (), ())]

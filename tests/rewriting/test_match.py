@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import numpy_helper, parser
-
-from singa_backend.ir.reader import read
 from singa_backend.plans.fusion.view import RegionView
 from singa_backend.plans.region import region_of
+
+from singa_backend.ir.reader import read
 from singa_backend.rewriting.match import (
     Anything,
     ConstantValue,

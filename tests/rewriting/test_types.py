@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper
+from singa_backend.plans.fusion.view import RegionView
+from singa_backend.plans.region import region_of
 
 from singa_backend.conform import cases
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.reader import read
 from singa_backend.passes.model import ModelEditor
-from singa_backend.passes.view import ModelView
-from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import region_of
+from singa_backend.passes.rewriter import ModelRewriter
 
 NAMES: dict[str, Callable[[int, int, int], Any]] = {
     "numbers": lambda i, axis, size: size,
@@ -109,9 +109,10 @@ def test_models_know_what_onnx_and_the_rules_know(constants: bool) -> None:
         for info in proto.graph.output:
             info.type.tensor_type.ClearField("shape")
         sizes = {f"{info.name}.{a}": n for info, x in zip(proto.graph.input, inputs, strict=True) for a, n in enumerate(x.shape)}
-        view = ModelView(ModelEditor(proto).main)
-        for info, output in zip(proto.graph.output, outputs, strict=True):
-            shape = view.shape(info.name)
+        editor = ModelEditor(proto)
+        rewriter = ModelRewriter(editor, editor.main)
+        for value, output in zip(editor.main.outputs, outputs, strict=True):
+            shape = rewriter.shape(value)
             wrong += [f"{case.name}: {problem}" for problem in problems(shape, output, sizes)]
             known += shape is not None
     assert not wrong, "\n".join(wrong)

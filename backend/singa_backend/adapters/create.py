@@ -16,8 +16,9 @@ from .. import dtypes
 from ..choices import BIASES as BIASES
 from ..errors import InvalidInput
 from ..ir.declaration import newest_declaration
-from ..passes import ModelEditor, NodeEditor
+from ..passes import ModelEditor
 from ..passes.head import replace_head
+from ..passes.model import source
 from ..proto import tensor_data
 from .adapter import Adapter, LowRank, base_digest
 from .uses import CONVOLUTION, LOOKUP, Weight, by_default, passes_on, trace, weights
@@ -145,7 +146,7 @@ def _nothing(editor: ModelEditor, pattern: str, found: dict[str, Weight]) -> Inv
     others: dict[int, str] = {}  # by the number of axes: the most of them name the weight of a node
     for graph in editor.main.walk():
         for node in (n for n in graph.nodes if not (passes_on(n) or n.is_("DequantizeLinear"))):
-            for origin in filter(None, (trace(graph, n) for n in node.inputs)):
+            for origin in filter(None, (trace(editor, v) for v in node.inputs)):
                 if _matches(pattern, filter(None, (origin.name, node.name))):
                     kind = dtypes.onnx_name(dtypes.numpy_dtype(origin.dtype))
                     what = f"cannot adapt {origin.name!r}: {node.op_type} reads it as {kind}{list(origin.shape)}"
@@ -189,26 +190,20 @@ def _biases(editor: ModelEditor, chosen: Sequence[Weight], bias: str) -> list[st
             for node in graph.nodes:
                 declared = newest_declaration(node.domain, node.op_type) if node.plain else None
                 marks = declared.weights if declared is not None else {}
-                found |= dict.fromkeys(node.input(i) for i, text in marks.items() if "bias" in text)
+                values = (node.input(i) for i, text in marks.items() if "bias" in text)
+                found |= dict.fromkeys(source(v).name for v in values if v is not None)
         found |= dict.fromkeys(u.bias for w in weights(editor).values() for u in w.uses if u.bias)
         found |= dict.fromkeys(n for n in editor.main.initializers if "bias" in n.lower())
     return [n for n in found if n and _floats(editor, n)]
 
 
-def _tensor(editor: ModelEditor, name: str) -> TensorProto | None:
-    found: Any = editor.main.initializers.get(name)
-    node = editor.main.producer(name)
-    if found is None and isinstance(node, NodeEditor) and node.is_("Constant"):
-        found = node.get("value")
-    return found if isinstance(found, TensorProto) else None
-
-
 def _floats(editor: ModelEditor, name: str) -> bool:
-    tensor = _tensor(editor, name)
-    return tensor is not None and dtypes.is_code(tensor.data_type) and dtypes.is_float(dtypes.numpy_dtype(tensor.data_type))
+    found = editor.stored(name)
+    code = 0 if found is None else found[1].data_type
+    return dtypes.is_code(code) and dtypes.is_float(dtypes.numpy_dtype(code))
 
 
 def _value(editor: ModelEditor, name: str) -> np.ndarray:
-    tensor = _tensor(editor, name)
-    assert tensor is not None
-    return tensor_data.tensor(tensor, editor.folder)
+    found = editor.stored(name)
+    assert found is not None
+    return tensor_data.tensor(found[1], editor.folder)

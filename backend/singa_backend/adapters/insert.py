@@ -14,15 +14,17 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidInput, ResourceExhausted
+from ..ir.graph import Node, Value
 from ..limits import Budget, current, spend
-from ..passes import GraphEditor, ModelEditor, NodeEditor
+from ..passes import ModelEditor
 from ..passes.head import replace_head
-from ..passes.typed_graph import constant_node
+from ..passes.model import opset, source
+from ..passes.values import constant_node
 from ..proto import tensor_data
 from ..proto.schemas import MICROSOFT
 from .adapter import Adapter, LowRank, base_digest, check_digest
 from .ties import without_ties
-from .uses import CONVOLUTION, INSIDE, LEFT, LOOKUP, Weight, WeightUse, weights
+from .uses import CONVOLUTION, INSIDE, LEFT, LOOKUP, Weight, WeightUse, moved_again, weights
 
 RANK = "lora_rank"
 """The symbolic size of the rank of factors that are inputs of a model."""
@@ -70,7 +72,7 @@ def insert(
     found = weights(editor)
     check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
     for name, value in adapter.values.items():
-        _replace(editor.main, name, value)
+        _replace(editor, name, value)
     for name, change in adapter.changes.items():
         _Inserted(editor, found[name], change, dropout, inputs).add()
     editor.write()
@@ -132,7 +134,7 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
             hint="write factors next to the weights: `sonnx merge --form factors`, `insert`",
         )
     for name, value in adapter.values.items():
-        _replace(editor.main, name, value)
+        _replace(editor, name, value)
     editor.write()
     if adapter.values:  # a weight may be both replaced and changed
         found = weights(ModelEditor(made, folder))
@@ -199,7 +201,7 @@ def check_fit(editor: ModelEditor, found: Mapping[str, Weight], adapter: Adapter
         if got not in (need, (whole, need[1])):
             wrong.append(f"{name!r} needs A and B of shapes {need[0]} and {need[1]}, got {got[0]} and {got[1]}")
     for name, value in adapter.values.items():
-        shape = stored_shape(editor.main, name)
+        shape = stored_shape(editor, name)
         if shape is None:
             wrong.append(f"the model has no initializer {name!r}")
         elif shape != value.shape and not adapter.settings.get("head"):
@@ -211,31 +213,25 @@ def check_fit(editor: ModelEditor, found: Mapping[str, Weight], adapter: Adapter
         check_digest(adapter, base, "pass the model that was trained, or accept another one with any_base=True")
 
 
-def stored_shape(main: GraphEditor, name: str) -> tuple[int, ...] | None:
+def stored_shape(editor: ModelEditor, name: str) -> tuple[int, ...] | None:
     """The shape of an initializer, or of a Constant that may become one; None if there is none of this name."""
-    found: Any = main.initializers.get(name)
-    if found is None and (node := main.producer(name)) is not None and node.is_("Constant"):
-        found = node.get("value")
-    return tuple(found.dims) if isinstance(found, TensorProto) else None
+    found = editor.stored(name)
+    return None if found is None else tuple(found[1].dims)
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _replace(main: GraphEditor, name: str, value: np.ndarray) -> None:
+def _replace(editor: ModelEditor, name: str, value: np.ndarray) -> None:
     """Set an initializer; a Constant node becomes one."""
-    node = main.producer(name)
-    if node is not None and name not in main.initializers:
-        main.remove(node)
-    _set(main, name, value)
+    found = editor.stored(name)
+    assert found is not None
+    editor.make_initializer(editor.main, found[0], _tensor(name, value))
 
 
-def _set(main: GraphEditor, name: str, value: np.ndarray) -> None:
-    new = name not in main.initializers
-    main.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
-    if new and main.context.ir_version < 4:  # an initializer had to be an input, too
-        main.inputs.append(name)
+def _tensor(name: str, value: np.ndarray) -> TensorProto:
+    return numpy_helper.from_array(np.ascontiguousarray(value), name)
 
 
 class _Inserted:
@@ -243,21 +239,23 @@ class _Inserted:
 
     def __init__(self, editor: ModelEditor, weight: Weight, change: LowRank, dropout: float, inputs: bool) -> None:
         self.editor, self.weight, self.change, self.dropout = editor, weight, change, dropout
-        self.a, self.b = factor_names(weight.name)
-        for name, array in ((self.a, change.a), (self.b, change.b)):
+        first, second = factor_names(weight.name)
+        factors: list[Value] = []
+        for name, array in ((first, change.a), (second, change.b)):
             if name != editor.fresh(name):
                 raise InvalidInput(f"the model already has a value {name!r}", code="SX971", hint="merge its adapter first")
             if inputs:
                 sizes: list[int | str] = list(array.shape)
                 if weight.main.kind != CONVOLUTION or weight.main.group == 1:
-                    sizes[0 if name == self.a else 1] = RANK
+                    sizes[0 if name == first else 1] = RANK
                 editor.model.graph.input.append(helper.make_tensor_value_info(name, dtypes.onnx_code(array.dtype), sizes))
-                editor.main.inputs.append(name)
+                factors.append(editor.main.add_input(Value(name)))
             else:
-                _set(editor.main, name, array)
+                factors.append(editor.add_initializer(editor.main, name, _tensor(name, array)))
+        self.a, self.b = factors
         self.scale = 1.0 if inputs else float(change.scale)
         self.dtype = dtypes.onnx_code(change.a.dtype)
-        self.shared: dict[tuple[str, int], str] = {}
+        self.shared: dict[Value, Value] = {}
 
     def add(self) -> None:
         """Add the change to every use."""
@@ -270,26 +268,28 @@ class _Inserted:
             else:
                 self._product(use, use is main or use.by_outputs == main.by_outputs)
 
-    def _dropped(self, use: WeightUse, x: str) -> str:
+    def _add(self, use: WeightUse, op_type: str, *inputs: Value | None, like: str = "", **attributes: Any) -> Value:
+        """The output of a new node before that of the use."""
+        return self.editor.add(use.graph, op_type, inputs, before=use.node, like=like, **attributes)
+
+    def _dropped(self, use: WeightUse, x: Value | None) -> Value | None:
         """The input of the products: cast to the type of the factors, and with dropout."""
-        graph, node = use.graph, use.node
         if self.dtype != use.origin.dtype:
-            x = graph.add("Cast", [x], before=node, to=self.dtype).outputs[0]
-        if self.dropout:
-            if graph.opset >= 12:
-                ratio = self._constant(use, np.array(self.dropout, np.float32), "ratio")
-                x = graph.add("Dropout", [x, ratio], before=node, like=f"{self.weight.name}.lora_dropout").outputs[0]
-            else:
-                still: dict[str, Any] = {"is_test": 1} if graph.opset < 7 else {}
-                x = graph.add("Dropout", [x], before=node, ratio=float(self.dropout), **still).outputs[0]
-        return x
+            x = self._add(use, "Cast", x, to=self.dtype)
+        if not self.dropout:
+            return x
+        if opset(use.graph) >= 12:
+            ratio = self._constant(use, np.array(self.dropout, np.float32), "ratio")
+            return self._add(use, "Dropout", x, ratio, like=f"{self.weight.name}.lora_dropout")
+        still: dict[str, Any] = {"is_test": 1} if opset(use.graph) < 7 else {}
+        return self._add(use, "Dropout", x, ratio=float(self.dropout), **still)
 
-    def _constant(self, use: WeightUse, value: np.ndarray, wish: str) -> str:
-        name = self.editor.fresh(f"{self.weight.name}.lora_{wish}")
-        use.graph.insert(constant_node(name, value), before=use.node)
-        return name
+    def _constant(self, use: WeightUse, value: np.ndarray, wish: str) -> Value:
+        constant = Value(self.editor.fresh(f"{self.weight.name}.lora_{wish}"))
+        use.graph.insert(constant_node(constant, value), use.node)
+        return constant
 
-    def _scaled(self, use: WeightUse, value: str, factor: float = 1.0) -> str:
+    def _scaled(self, use: WeightUse, value: Value, factor: float = 1.0) -> Value:
         if self.scale * factor == 1.0:
             return value
         with np.errstate(over="ignore"):
@@ -298,95 +298,83 @@ class _Inserted:
             raise InvalidInput(
                 f"the scale of an adapter must be finite in {number.dtype}, got {self.scale * factor}", code="SX971"
             )
-        return use.graph.add("Mul", [value, self._constant(use, number, "scale")], before=use.node).outputs[0]
+        return self._add(use, "Mul", value, self._constant(use, number, "scale"))
 
-    def _turned(self, name: str) -> str:
+    def _turned(self, factor: Value) -> Value:
         """A factor, transposed: one node of the main graph, which graphs within it capture."""
-        if (name, 0) not in self.shared:
-            main = self.editor.main
-            first = main.nodes[0] if len(main) else None
-            node = NodeEditor("Transpose", [name], [self.editor.fresh(f"{name}.transposed")])
+        if factor not in self.shared:
+            main, turned = self.editor.main, Value(self.editor.fresh(f"{factor.name}.transposed"))
+            node = Node("Transpose", [factor], [turned])
             node.set(perm=[1, 0])
-            main.insert(node, before=first)
-            self.shared[name, 0] = node.outputs[0]
-        return self.shared[name, 0]
+            main.insert(node, main.following(None))
+            self.shared[factor] = turned
+        return self.shared[factor]
 
     def _product(self, use: WeightUse, same: bool) -> None:
         """Add x Aᵀ Bᵀ to x W, B A x to W x, or rows of Aᵀ Bᵀ to those of W."""
-        graph, node = use.graph, use.node
+        node = use.node
         first, second = (self.a, self.b) if same else (self.b, self.a)
         if (use.kind == LEFT) != same:
             first, second = self._turned(first), self._turned(second)
         if use.kind == LOOKUP:
-            indices = node.input(1)
-            h = graph.add("Gather", [first, indices], before=node, axis=0).outputs[0]
-            self._sum(use, graph.add("MatMul", [self._scaled(use, h), second], before=node).outputs[0])
+            h = self._add(use, "Gather", first, node.input(1), axis=0)
+            self._sum(use, self._add(use, "MatMul", self._scaled(use, h), second))
             return
         x = node.input(1 - use.index)
         other = "transA" if use.index else "transB"
-        if node.get(other, 0):
-            if node.domain == MICROSOFT:
-                x = self._fused_transpose(use, x)
-            else:
-                x = graph.add("Transpose", [x], before=node, perm=[1, 0]).outputs[0]
+        if node.get(other, 0) and x is not None:
+            x = self._fused_transpose(use, x) if node.domain == MICROSOFT else self._add(use, "Transpose", x, perm=[1, 0])
         x = self._dropped(use, x)
         h = self._pair(use, x, first)
         self._sum(use, self._pair(use, self._scaled(use, h, use.factor), second))
 
-    @staticmethod
-    def _pair(use: WeightUse, value: str, factor: str) -> str:
+    def _pair(self, use: WeightUse, value: Value | None, factor: Value) -> Value:
         """A product with a factor, on the side of the weight."""
         order = [factor, value] if use.kind == LEFT else [value, factor]
-        return use.graph.add("MatMul", order, before=use.node).outputs[0]
+        return self._add(use, "MatMul", *order)
 
-    def _fused_transpose(self, use: WeightUse, x: str) -> str:
+    def _fused_transpose(self, use: WeightUse, x: Value) -> Value:
         """The last two axes of x exchanged, at any rank: a product of FusedMatMul with the unit matrix would be large."""
-        graph, node = use.graph, use.node
-        rank = graph.type(x).shape
+        rank = self.editor.rank(x)
         if rank is None:
-            raise InvalidInput(
-                f"cannot adapt {self.weight.name!r}: the rank of {x!r}, which {node.title} transposes, is not known", code="SX972"
-            )
-        order = [*range(len(rank) - 2), len(rank) - 1, len(rank) - 2]
-        return graph.add("Transpose", [x], before=node, perm=order).outputs[0] if len(rank) > 1 else x
+            what = f"the rank of {source(x).name!r}, which {use.node.title} transposes, is not known"
+            raise InvalidInput(f"cannot adapt {self.weight.name!r}: {what}", code="SX972")
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        return self._add(use, "Transpose", x, perm=order) if rank > 1 else x
 
     def _convolution(self, use: WeightUse) -> None:
-        graph, node = use.graph, use.node
+        node = use.node
         kept = {n: node.get(n) for n in ("auto_pad", "dilations", "kernel_shape", "pads", "strides") if n in node.attributes}
         kept = {n: list(v) if isinstance(v, tuple) else v for n, v in kept.items()}
         whole = self.change.a.shape[1] != use.inputs  # PEFT's A has no groups
         x = self._dropped(use, node.input(0))
-        h = graph.add("Conv", [x, self.a], before=node, **kept, group=1 if whole else use.group).outputs[0]
-        self._sum(use, graph.add("Conv", [self._scaled(use, h), self.b], before=node, group=use.group).outputs[0])
+        h = self._add(use, "Conv", x, self.a, **kept, group=1 if whole else use.group)
+        self._sum(use, self._add(use, "Conv", self._scaled(use, h), self.b, group=use.group))
 
     def _inside(self, use: WeightUse) -> None:
         """Compute the changed weight, which the node reads."""
-        graph, node, main = use.graph, use.node, self.weight.main
+        node, main = use.node, self.weight.main
         first = use is main
         by_outputs, dtype = (main.transposed, use.origin.dtype) if first else (main.by_outputs, use.origin.tensor.data_type)
         factors = (self.b, self.a) if by_outputs else (self._turned(self.a), self._turned(self.b))
-        delta = self._scaled(use, graph.add("MatMul", factors, before=node).outputs[0])
+        delta = self._scaled(use, self._add(use, "MatMul", *factors))
         if self.dtype != dtype:
-            delta = graph.add("Cast", [delta], before=node, to=dtype).outputs[0]
-        base = node.input(use.index) if first else use.origin.name
-        total = graph.add("Add", [base, delta], before=node, like=f"{self.weight.name}.changed").outputs[0]
+            delta = self._add(use, "Cast", delta, to=dtype)
+        base = node.input(use.index) if first else use.origin.value
+        total = self._add(use, "Add", base, delta, like=f"{self.weight.name}.changed")
         for move in () if first else use.origin.moves:
-            made = [self.editor.fresh(move.outputs[0])]
-            again = NodeEditor(move.op_type, [total, *move.inputs[1:]], made, dict(move.attributes))
-            graph.insert(again, before=node)
-            total = again.outputs[0]
-        graph.rewire(node, [total if i == use.index else n for i, n in enumerate(node.inputs)])
+            total = moved_again(self.editor, move, total, node)
+        node.put(use.index, total)
 
-    def _sum(self, use: WeightUse, change: str) -> None:
+    def _sum(self, use: WeightUse, change: Value) -> None:
         """Add a change to the result of the node, or to its sum with a bias; the result keeps its name."""
-        graph, node = use.graph, use.node
         if self.dtype != use.origin.dtype:
-            change = graph.add("Cast", [change], before=node, to=use.origin.dtype).outputs[0]
-        last = use.bias_node or node
-        result = last.outputs[0]
-        plain = self.editor.fresh(f"{result}.base")
-        graph.rename_output(last, 0, plain)
-        graph.add("Add", [plain, change], after=last, name=result)
+            change = self._add(use, "Cast", change, to=use.origin.dtype)
+        last = use.bias_node or use.node
+        result = last.results[0]
+        plain = Value(self.editor.fresh(f"{result.name}.base"))
+        last.return_(0, plain)
+        self.editor.add(use.graph, "Add", [plain, change], after=last, output=result)
 
 
 def without_arrays(adapter: Adapter) -> Adapter:

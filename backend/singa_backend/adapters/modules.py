@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from ..passes import ModelEditor, NodeEditor
+from ..ir.graph import Node
+from ..passes import ModelEditor
 from ..proto import tensor_data
 from ..proto.scopes import named_scope, stored_scopes
 from . import uses
@@ -80,13 +81,14 @@ class Modules:
         found = cls(folder=folder)
         for node in editor.main.nodes:
             if node.is_("Constant") and isinstance(tensor := node.get("value"), TensorProto):
-                found.tensors[node.outputs[0]] = tensor
-        found.tensors |= editor.main.initializers
+                found.tensors[node.results[0].name] = tensor
+        held = {name: value.constant for name, value in editor.main.initializers.items()}
+        found.tensors |= {name: tensor for name, tensor in held.items() if isinstance(tensor, TensorProto)}
         for weight in uses.weights(editor).values():
             found.uses[weight.name] = weight.uses
             for use in weight.uses:
                 found._use(weight.name, use)
-        for name in editor.main.initializers:
+        for name in (n for n in held if n in found.tensors):
             path, _, last = name.rpartition(".")
             if path and last:
                 found._add(path, last, ModuleParameter(name))
@@ -166,12 +168,13 @@ def uses_of_module(uses: Sequence[WeightUse], path: str, kind: str) -> list[Weig
 def _packed(use: WeightUse, path: str) -> dict[str, tuple[int, int]]:
     """The modules q_proj, k_proj and v_proj of a packed product qkv_proj of onnxruntime-genai, and the rows of each."""
     front, _, last = path.rpartition(".")
-    result, readers = use.node.outputs[0], use.graph.users(use.node.outputs[0])
+    result, readers = use.node.results[0], list(use.node.results[0].users)
     if last != "qkv_proj" or not readers:
         return {}
     if len(readers) == 1 and readers[0].is_("Add"):
-        result, readers = readers[0].outputs[0], use.graph.users(readers[0].outputs[0])
-    reader = next((n for n in readers if n.op_type == "GroupQueryAttention" and n.input(0) == result and not n.input(1)), None)
+        result, readers = readers[0].results[0], list(readers[0].results[0].users)
+    attentions = (n for n in readers if n.op_type == "GroupQueryAttention" and n.input(0) is result)
+    reader = next((n for n in attentions if n.input(1) is None), None)
     if reader is None:
         return {}
     heads, groups = int(reader.get("num_heads", 0)), int(reader.get("kv_num_heads", 0))
@@ -182,7 +185,7 @@ def _packed(use: WeightUse, path: str) -> dict[str, tuple[int, int]]:
     return {f"{front}.{n}" if front else n: (ends[i], ends[i + 1]) for i, n in enumerate(("q_proj", "k_proj", "v_proj"))}
 
 
-def _paths(node: NodeEditor) -> Iterator[str]:
+def _paths(node: Node) -> Iterator[str]:
     """The paths of the module that a node belongs to: that of the innermost scope, and that in its name."""
     scopes = stored_scopes(node.proto)[-1:] if node.proto is not None else []
     yield from filter(None, (*scopes, named_scope(node.name)))

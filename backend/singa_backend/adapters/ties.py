@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,10 +10,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from ..errors import InvalidInput
-from ..passes import ModelEditor, NodeEditor
+from ..ir.graph import Graph, Value
+from ..passes import ModelEditor
 from .adapter import Adapter
 from .modules import ModuleParameter, Modules, uses_of_module
-from .uses import WeightUse, weights
+from .uses import WeightUse, moved_again, weights
 
 UNTIED = "untied"
 """The key of an adapter's settings: the tensor, the path and the kind of the module that reads a copy, by its name."""
@@ -114,42 +115,48 @@ def without_ties(model: ModelProto, settings: Mapping[str, Any], folder: Path | 
         if not own or name != editor.fresh(name):
             what = f"the adapter does not fit this model: it needs a copy {name!r} of a weight {tensor!r} for the module {path!r}"
             raise InvalidInput(what, code="SX971", hint="pass the model for which the adapter was read")
-        _copy(own[0], name)
+        copy = _copy(editor, own[0], name)
         for use in own:
-            _read(editor, use, name)
+            _read(editor, use, copy)
             _remove_unused(use)
-    for tensor in {tensor for tensor, *_ in ties.values()} - {*editor.main.inputs}:
-        if not editor.main.used(tensor):
-            editor.main.initializers.pop(tensor, None)
+    main = editor.main
+    for tensor in {tensor for tensor, *_ in ties.values()} & {*main.initializers}:
+        value = main.initializers[tensor]
+        if value not in main.optional_inputs and not value.is_used:
+            main.remove_initializer(value)
     editor.write()
     return separate
 
 
-def _copy(use: WeightUse, name: str) -> None:
+def _copy(editor: ModelEditor, use: WeightUse, name: str) -> Value:
     """Add the tensor under another name to its graph; data in another file is not read."""
-    graph, tensor = use.origin.graph, TensorProto()
+    graph, tensor = use.origin.value.graph, TensorProto()
+    assert graph is not None
     tensor.CopyFrom(use.origin.tensor)
     tensor.name = name
-    graph.initializers[name] = tensor
-    if graph.context.ir_version < 4:  # an initializer had to be an input, too
-        graph.inputs.append(name)
+    return editor.add_initializer(graph, name, tensor)
 
 
-def _read(editor: ModelEditor, use: WeightUse, name: str) -> None:
+def _read(editor: ModelEditor, use: WeightUse, copy: Value) -> None:
     """Let a node read the copy, through the nodes that the tensor passes."""
-    graph, node = use.graph, use.node
+    value = use.graph.capture(copy)
     for move in use.origin.moves:
-        again = NodeEditor(move.op_type, [name, *move.inputs[1:]], [editor.fresh(move.outputs[0])], dict(move.attributes))
-        graph.insert(again, before=node)
-        name = again.outputs[0]
-    graph.rewire(node, [name if i == use.index else n for i, n in enumerate(node.inputs)])
+        value = moved_again(editor, move, value, use.node)
+    use.node.put(use.index, value)
 
 
 def _remove_unused(use: WeightUse) -> None:
     """Remove what the tensor passed before the node, if nothing else reads it."""
+    for graph in _around(use.graph):
+        graph.release_captured()
     for move in reversed(use.origin.moves):
-        owner = use.graph.owner(move.outputs[0])
-        if owner is None or any(o and owner.used(o) for o in move.outputs):
+        if move.graph is None or any(o.is_used for o in move.results):
             return
-        owner.release(move)
-        owner.remove(move)
+        move.graph.remove(move)
+
+
+def _around(graph: Graph) -> Iterator[Graph]:
+    """A body, and those around it."""
+    while graph.owner is not None and graph.owner.graph is not None:
+        yield graph
+        graph = graph.owner.graph

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import FunctionProto, TensorProto
+from onnx import TensorProto
 
 from .. import dtypes
 from ..ir.declaration import has_trait
-from ..passes import GraphEditor, ModelEditor, NodeEditor
+from ..ir.graph import Graph, Node, Value
+from ..passes.model import ModelEditor, in_function, source
 from ..proto.schemas import MICROSOFT, plain_domain
 
 RIGHT, LEFT, CONVOLUTION, LOOKUP, INSIDE = "right", "left", "convolution", "lookup", "inside"
@@ -27,8 +28,7 @@ class WeightOrigin:
     """An initializer or Constant, and what it passes through on the way to a node.
 
     Attributes:
-        name: its name.
-        graph: the graph that holds it.
+        value: the initializer.
         tensor: its data.
         moves: the nodes, in the order of the data.
         shapes: its shape, and the shape after each of them.
@@ -36,13 +36,17 @@ class WeightOrigin:
         quantized: whether the initializer holds integers.
     """
 
-    name: str
-    graph: GraphEditor
+    value: Value
     tensor: TensorProto
-    moves: tuple[NodeEditor, ...]
+    moves: tuple[Node, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: int
     quantized: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the initializer."""
+        return self.value.name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +75,6 @@ class WeightUse:
 
     Attributes:
         kind: one of the constants above.
-        graph: the graph of the node.
         node: the node.
         index: the input by which it reads the weight.
         origin: the weight.
@@ -86,8 +89,7 @@ class WeightUse:
     """
 
     kind: str
-    graph: GraphEditor
-    node: NodeEditor
+    node: Node
     index: int
     origin: WeightOrigin
     inputs: int
@@ -95,9 +97,15 @@ class WeightUse:
     transposed: bool = False
     group: int = 1
     bias: str = ""
-    bias_node: NodeEditor | None = None
+    bias_node: Node | None = None
     factor: float = 1.0
     multiplies: bool = True
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the node."""
+        assert self.node.graph is not None
+        return self.node.graph
 
     @property
     def by_outputs(self) -> bool | None:
@@ -143,139 +151,137 @@ def weights(editor: ModelEditor) -> dict[str, Weight]:
     A name that several graphs of the model give to different tensors is left out.
     """
     found: dict[str, Weight] = {}
-    places: dict[str, set[int]] = {}
+    places: dict[str, set[Value]] = {}
     for graph in _graphs(editor.main):
         for node in graph.nodes:
-            for use in _uses(graph, node):
+            for use in _uses(editor, node):
                 found.setdefault(use.origin.name, Weight(use.origin.name)).uses.append(use)
-                places.setdefault(use.origin.name, set()).add(id(use.origin.graph))
+                places.setdefault(use.origin.name, set()).add(use.origin.value)
     for weight in found.values():
         weight.uses.sort(key=lambda u: (RIGHT, LEFT, CONVOLUTION, LOOKUP, INSIDE).index(u.kind))
     kept = {n: w for n, w in found.items() if len(places[n]) == 1}
-    for name in _last(editor.main, {id(u.node): n for n, w in kept.items() for u in w.uses if u.kind != LOOKUP and u.multiplies}):
+    for name in _last(editor.main, {u.node: n for n, w in kept.items() for u in w.uses if u.kind != LOOKUP and u.multiplies}):
         kept[name].last = True
     return kept
 
 
-def _graphs(graph: GraphEditor) -> Iterator[GraphEditor]:
+def _graphs(graph: Graph) -> Iterator[Graph]:
     """A graph and those of its nodes, outer ones first."""
     yield graph
     for node in graph.nodes:
-        for inner in node.graphs.values():
+        for inner in node.bodies:
             yield from _graphs(inner)
 
 
-def _last(graph: GraphEditor, names: dict[int, str]) -> set[str]:
+def _last(graph: Graph, names: dict[Node, str]) -> set[str]:
     """The weights after which no other one follows; within a loop or a branch that is the last, those of its body."""
     found: set[str] = set()
-    followed: set[str] = set()
+    followed: set[Value] = set()
     for node in reversed(graph.nodes):
-        inside = any(id(n) in names for g in node.graphs.values() for inner in _graphs(g) for n in inner.nodes)
-        weighs, before = id(node) in names or inside, not followed.isdisjoint(node.outputs)
+        inside = any(n in names for g in node.bodies for inner in _graphs(g) for n in inner.nodes)
+        weighs, before = node in names or inside, not followed.isdisjoint(node.results)
         if weighs and not before:
-            found |= {names[id(node)]} if id(node) in names else set().union(*(_last(g, names) for g in node.graphs.values()))
+            found |= {names[node]} if node in names else set().union(*(_last(g, names) for g in node.bodies))
         if weighs or before:
-            followed |= graph.reads(node)
+            followed.update(node.reads)
     return found
 
 
-def _uses(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
+def _uses(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
     """How a node uses weights."""
     maker = _MAKERS.get((node.domain, node.op_type)) if node.plain else None
     if maker is not None:
-        yield from maker(graph, node)
+        yield from maker(editor, node)
         return
-    if passes_on(node) or node.is_("DequantizeLinear", "QuantizeLinear", "Constant") or node.graphs:
+    if passes_on(node) or node.is_("DequantizeLinear", "QuantizeLinear", "Constant") or node.bodies:
         return
-    for i, name in enumerate(node.inputs):  # any other use of a matrix
-        origin = trace(graph, name)
+    for i, value in enumerate(node.inputs):  # any other use of a matrix
+        origin = trace(editor, value)
         if origin is not None and not origin.quantized and len(origin.shape) == 2 and min(origin.shape) > 1:
             rows, columns = origin.shape
-            yield WeightUse(INSIDE, graph, node, i, origin, rows, columns, multiplies=_is_factor(graph, node, i))
+            yield WeightUse(INSIDE, node, i, origin, rows, columns, multiplies=_is_factor(editor, node, i))
 
 
-def _is_factor(graph: GraphEditor, node: NodeEditor, index: int) -> bool:
+def _is_factor(editor: ModelEditor, node: Node, index: int) -> bool:
     """Whether a function of the model multiplies by what its input names."""
-    functions: Sequence[GraphEditor] = getattr(graph.context, "functions", ())
-    body = next((f for f in functions if _title(f) == (node.domain, node.op_type)), None)
+    body = next((f for f in editor.functions if (plain_domain(f.proto.domain), f.name) == (node.domain, node.op_type)), None)
     if body is None or node.plain or index >= len(body.inputs):
         return False
-    pending, factors = [list(body.inputs)[index]], {"MatMul": (0, 1), "Gemm": (0, 1)}
+    pending, factors = [body.inputs[index]], {"MatMul": (0, 1), "Gemm": (0, 1)}
     while pending:
-        name = pending.pop()
-        for reader in body.users(name):
-            i = reader.inputs.index(name) if name in reader.inputs else -1
+        value = pending.pop()
+        for reader in value.users:
+            i = reader.inputs.index(value) if value in reader.inputs else -1
             if reader.plain and i in factors.get(reader.op_type, ()):
                 return True
             if passes_on(reader) and i == 0:
-                pending.append(reader.outputs[0])
-            if not reader.plain and i >= 0 and _is_factor(body, reader, i):
+                pending.append(reader.results[0])
+            if not reader.plain and i >= 0 and _is_factor(editor, reader, i):
                 return True
     return False
 
 
-def passes_on(node: NodeEditor) -> bool:
+def passes_on(node: Node) -> bool:
     """Whether the result of a node is its first input in another shape, order or dtype."""
     return node.is_("Cast") or (node.plain and has_trait(node.domain, node.op_type, "rearranges"))
 
 
-def _title(function: GraphEditor) -> tuple[str, str]:
-    proto = function.proto
-    return (plain_domain(proto.domain), proto.name) if isinstance(proto, FunctionProto) else ("", "")
-
-
-def trace(graph: GraphEditor, name: str) -> WeightOrigin | None:
+def trace(editor: ModelEditor, value: Value | None) -> WeightOrigin | None:
     """The float weight that a value is a form of; None if it is another value."""
-    moves: list[NodeEditor] = []
-    while name:
-        owner = graph.owner(name)
-        if owner is None or owner.in_function:
+    moves: list[Node] = []
+    while value is not None:
+        value = source(value)
+        node = value.producer
+        if value.graph is None or in_function(value.graph):
             return None
-        graph = owner
-        if name in graph.initializers:
-            return _origin(name, graph, graph.initializers[name], moves[::-1])
-        node = graph.producer(name)
-        if node is None or not node.plain:
-            return None
-        if node.is_("Constant"):
-            tensor = node.get("value")
-            return _origin(name, graph, tensor, moves[::-1]) if isinstance(tensor, TensorProto) else None
-        if not passes_on(node) and not node.is_("DequantizeLinear"):
+        tensor = value.constant if node is None else node.get("value") if node.is_("Constant") else None
+        if node is None or node.is_("Constant"):
+            return _origin(editor, value, tensor, moves[::-1]) if isinstance(tensor, TensorProto) else None
+        if not node.plain or not (passes_on(node) or node.is_("DequantizeLinear")):
             return None
         moves.append(node)
-        name = node.input(0)
+        value = node.input(0)
     return None
 
 
-def _origin(name: str, graph: GraphEditor, tensor: TensorProto, moves: Sequence[NodeEditor]) -> WeightOrigin | None:
+def _origin(editor: ModelEditor, value: Value, tensor: TensorProto, moves: Sequence[Node]) -> WeightOrigin | None:
     shapes, dtype, quantized = [tuple(tensor.dims)], tensor.data_type, False
     for node in moves:
-        shape = _moved(graph, node, shapes[-1])
+        shape = _moved(editor, node, shapes[-1])
         if shape is None:
             return None
         shapes.append(shape)
         if node.op_type == "Cast":
             dtype = int(node.get("to", 0))
         if node.op_type == "DequantizeLinear":
-            dtype, quantized = int(node.get("output_dtype", 0)) or _dtype(graph, node.input(1)), True
+            dtype, quantized = int(node.get("output_dtype", 0)) or _dtype(editor, node.input(1)), True
     if not dtypes.is_code(dtype) or not dtypes.is_float(dtypes.numpy_dtype(dtype)):
         return None
     quantized = quantized or not dtypes.is_float(dtypes.numpy_dtype(tensor.data_type))
-    return WeightOrigin(name, graph, tensor, tuple(moves), tuple(shapes), dtype, quantized)
+    return WeightOrigin(value, tensor, tuple(moves), tuple(shapes), dtype, quantized)
 
 
-def _dtype(graph: GraphEditor, name: str) -> int:
+def moved_again(editor: ModelEditor, move: Node, value: Value, before: Node) -> Value:
+    """What a node returns for another first input: the output of a copy before a node."""
+    graph, result = before.graph, Value(editor.fresh(move.results[0].name))
+    assert graph is not None
+    inputs = [value, *(None if v is None else graph.capture(source(v)) for v in move.inputs[1:])]
+    graph.insert(Node(move.op_type, inputs, [result], dict(move.attributes)), before)
+    return result
+
+
+def _dtype(editor: ModelEditor, value: Value | None) -> int:
     """The type of a constant."""
-    found = graph.tensor(name)
-    tensor = found.get("value") if isinstance(found, NodeEditor) else found
+    found = editor.tensor(value)
+    tensor = found.get("value") if isinstance(found, Node) else found
     return tensor.data_type if isinstance(tensor, TensorProto) else 0
 
 
-def _order(node: NodeEditor, rank: int) -> tuple[int, ...]:
+def _order(node: Node, rank: int) -> tuple[int, ...]:
     return tuple(node.get("perm") or range(rank - 1, -1, -1))
 
 
-def _moved(graph: GraphEditor, node: NodeEditor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _moved(editor: ModelEditor, node: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape after a node; None if it is not known."""
     if node.op_type in ("Identity", "Cast", "DequantizeLinear"):
         return shape
@@ -287,8 +293,8 @@ def _moved(graph: GraphEditor, node: NodeEditor, shape: tuple[int, ...]) -> tupl
         axis += len(shape) if axis < 0 else 0
         return (math.prod(shape[:axis]), math.prod(shape[axis:]))
     given = node.get("shape" if node.op_type == "Reshape" else "axes")
-    if node.input(1):
-        array = graph.constant(node.input(1))
+    if node.input(1) is not None:
+        array = editor.constant(node.input(1))
         given = None if array is None else tuple(int(n) for n in array.reshape(-1))
     if given is None and node.op_type != "Squeeze":
         return None
@@ -309,7 +315,7 @@ def _moved(graph: GraphEditor, node: NodeEditor, shape: tuple[int, ...]) -> tupl
 
 # --- operators
 
-Maker: TypeAlias = Callable[[GraphEditor, NodeEditor], Iterator[WeightUse]]
+Maker: TypeAlias = Callable[[ModelEditor, Node], Iterator[WeightUse]]
 _MAKERS: dict[tuple[str, str], Maker] = {}
 """The operators whose use of a weight is known."""
 
@@ -324,25 +330,25 @@ def _uses_of(domain: str, *operators: str) -> Callable[[Maker], Maker]:
     return register
 
 
-def _bias(graph: GraphEditor, node: NodeEditor) -> dict[str, Any]:
+def _bias(editor: ModelEditor, node: Node) -> dict[str, Any]:
     """The initializer that is the bias of a node: its input, or what an Add of its result adds; and this Add."""
-    name, adds, result = node.input(_BIAS.get(node.op_type, len(node.inputs))), None, node.outputs[0]
-    if not name and result not in graph.outputs and len(readers := graph.users(result)) == 1 and readers[0].is_("Add"):
-        adds = readers[0] if readers[0] in graph and result in readers[0].inputs else None
-        name = next((n for n in readers[0].inputs if n != result), "") if adds is not None else ""
-    origin = trace(graph, name)
+    bias, adds, result = node.input(_BIAS.get(node.op_type, len(node.inputs))), None, node.results[0]
+    if bias is None and not result.is_output and len(readers := list(result.users)) == 1 and readers[0].is_("Add"):
+        adds = readers[0] if result in readers[0].inputs else None
+        bias = next((v for v in readers[0].inputs if v is not result), None) if adds is not None else None
+    origin = trace(editor, bias)
     fits = origin is not None and len(origin.shape) == 1 and not origin.moves and not origin.quantized
-    return {"bias": name, "bias_node": adds} if fits else {}
+    return {"bias": origin.name, "bias_node": adds} if origin is not None and fits else {}
 
 
 @_uses_of("", "MatMul", "Gemm")
 @_uses_of(MICROSOFT, "FusedMatMul")
-def _product(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
+def _product(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
     """MatMul, Gemm and FusedMatMul: a matrix on either side of another value."""
     if node.get("transBatchA", 0) or node.get("transBatchB", 0):
         return
-    factor, bias = float(node.get("alpha", 1.0)), _bias(graph, node)
-    sides = [trace(graph, node.input(0)), trace(graph, node.input(1))]
+    factor, bias = float(node.get("alpha", 1.0)), _bias(editor, node)
+    sides = [trace(editor, node.input(0)), trace(editor, node.input(1))]
     if None not in sides:
         return
     for i, (kind, flag) in enumerate(((LEFT, "transA"), (RIGHT, "transB"))):
@@ -352,59 +358,58 @@ def _product(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
         rows, columns = origin.shape[::-1] if node.get(flag, 0) else origin.shape
         turned = bool(node.get(flag, 0)) != (kind == LEFT)
         inputs, outputs = (columns, rows) if kind == LEFT else (rows, columns)
-        yield WeightUse(kind, graph, node, i, origin, inputs, outputs, turned, **bias, factor=factor)
+        yield WeightUse(kind, node, i, origin, inputs, outputs, turned, **bias, factor=factor)
 
 
 @_uses_of("", "Conv")
-def _convolution(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
-    origin = trace(graph, node.input(1))
-    if origin is None or len(origin.shape) < 3 or trace(graph, node.input(0)) is not None:
+def _convolution(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
+    origin = trace(editor, node.input(1))
+    if origin is None or len(origin.shape) < 3 or trace(editor, node.input(0)) is not None:
         return
     group = int(node.get("group", 1))
-    yield WeightUse(CONVOLUTION, graph, node, 1, origin, origin.shape[1], origin.shape[0], True, group, **_bias(graph, node))
+    yield WeightUse(CONVOLUTION, node, 1, origin, origin.shape[1], origin.shape[0], True, group, **_bias(editor, node))
 
 
 @_uses_of(MICROSOFT, "MatMulNBits", "MatMulBnb4")
-def _few_bits(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
+def _few_bits(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
     """MatMulNBits and MatMulBnb4: the packed weight of K inputs and N outputs."""
-    found, dtype = graph.tensor(node.input(1)), _dtype(graph, node.input(2))
-    owner = graph.owner(node.input(1))
-    if isinstance(found, TensorProto) and owner is not None and node.get("transB", 1):
-        origin = WeightOrigin(node.input(1), owner, found, (), (tuple(found.dims),), dtype, True)
+    value, found, dtype = node.input(1), editor.tensor(node.input(1)), _dtype(editor, node.input(2))
+    if isinstance(found, TensorProto) and value is not None and node.get("transB", 1):
+        origin = WeightOrigin(source(value), found, (), (tuple(found.dims),), dtype, True)
         k, n = int(node.get("K", 0)), int(node.get("N", 0))
-        yield WeightUse(RIGHT, graph, node, 1, origin, k, n, True, **_bias(graph, node))
+        yield WeightUse(RIGHT, node, 1, origin, k, n, True, **_bias(editor, node))
 
 
 @_uses_of(MICROSOFT, "DynamicQuantizeMatMul")
-def _dynamic(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
+def _dynamic(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
     """DynamicQuantizeMatMul: an 8-bit matrix and its scale."""
-    found, owner = graph.tensor(node.input(1)), graph.owner(node.input(1))
-    if isinstance(found, TensorProto) and owner is not None and len(found.dims) == 2:
+    value, found = node.input(1), editor.tensor(node.input(1))
+    if isinstance(found, TensorProto) and value is not None and len(found.dims) == 2:
         inputs, outputs = found.dims
-        origin = WeightOrigin(node.input(1), owner, found, (), ((inputs, outputs),), _dtype(graph, node.input(2)), True)
-        yield WeightUse(RIGHT, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
+        origin = WeightOrigin(source(value), found, (), ((inputs, outputs),), _dtype(editor, node.input(2)), True)
+        yield WeightUse(RIGHT, node, 1, origin, inputs, outputs, **_bias(editor, node))
 
 
 @_uses_of(MICROSOFT, "Attention")
-def _attention(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
+def _attention(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
     """The projections of onnxruntime's Attention, whose product is within the operator."""
-    origin = trace(graph, node.input(1))
+    origin = trace(editor, node.input(1))
     if origin is not None and not origin.quantized and len(origin.shape) == 2:
         inputs, outputs = origin.shape
-        yield WeightUse(INSIDE, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
+        yield WeightUse(INSIDE, node, 1, origin, inputs, outputs, **_bias(editor, node))
 
 
 @_uses_of("", "Gather")
-def _lookup(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
-    origin = trace(graph, node.input(0))
+def _lookup(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
+    origin = trace(editor, node.input(0))
     if (
         origin is not None
         and len(origin.shape) == 2
         and int(node.get("axis", 0)) in (0, -2)
-        and trace(graph, node.input(1)) is None
+        and trace(editor, node.input(1)) is None
     ):
         rows, columns = origin.shape
-        yield WeightUse(LOOKUP, graph, node, 0, origin, rows, columns)
+        yield WeightUse(LOOKUP, node, 0, origin, rows, columns)
 
 
 def by_default(weight: Weight) -> bool:

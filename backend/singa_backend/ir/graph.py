@@ -168,6 +168,7 @@ class Node:
         captures: for each captured value of its bodies, the value of this node's graph that it stands for.
         proto: the message that the node was read from; None for a new one.
         origins: the nodes in whose place it is, for reports.
+        gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
         graph: the graph that contains it; None for a node that is not in one.
         position: larger for later nodes of the graph.
         input_slots: the numbers of the inputs in the program of the graph; ABSENT (-1) for an absent one.
@@ -190,6 +191,7 @@ class Node:
     captures: dict[Value, Value] = field(default_factory=dict)
     proto: NodeProto | None = None
     origins: tuple[Node, ...] = ()
+    gradient: int = -1
     graph: Graph | None = field(default=None, init=False)
     position: int = field(default=0, init=False)
     input_slots: tuple[int, ...] = field(default=(), init=False)
@@ -266,6 +268,13 @@ class Node:
     def input(self, i: int) -> Value | None:
         """An input; None for an absent one."""
         return self.inputs[i] if i < len(self.inputs) else None
+
+    def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
+        """A node that calls the same on other values; it shares the attributes and bodies, which capture the same values."""
+        return Node(
+            self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.plain,
+            self.given, self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
+        )  # fmt: skip
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute: a number, a tuple of numbers, a str, a Graph or a message; `default` if it is absent or None."""
@@ -384,11 +393,19 @@ class Journal:
             self._steps.append(undo)
             self.touched.update(dict.fromkeys(nodes))
 
-    def undo(self) -> None:
-        """Undo all changes."""
+    def __len__(self) -> int:
+        """Return the number of changes."""
+        return len(self._steps)
+
+    def __bool__(self) -> bool:
+        """Return True: a journal without changes is a journal."""
+        return True
+
+    def undo(self, since: int = 0) -> None:
+        """Undo the changes after the first `since`."""
         self._undoing = True
         try:
-            while self._steps:
+            while len(self._steps) > since:
                 self._steps.pop()()
         finally:
             self._undoing = False
@@ -638,6 +655,11 @@ class Graph:
         """The nodes that call operators of these names, in whichever domain; those of a name in the order of their addition."""
         return [node for name in op_types for node in self._kinds.get(name, ())]
 
+    @property
+    def op_types(self) -> list[str]:
+        """The operators and functions that nodes call, in the order of their addition."""
+        return [name for name, nodes in self._kinds.items() if nodes]
+
     def rename_kind(self, node: Node, old: str, new: str) -> None:
         """Note that a node calls another operator."""
         del self._kinds[old][node]
@@ -728,9 +750,12 @@ class Graph:
         for v in node.outputs:
             if v is not None:
                 v.producer, v.graph = node, self
-        for body in node.bodies:
-            if body.owner is None:
-                body.owner = node
+
+    def arrange(self, nodes: Sequence[Node]) -> None:
+        """Contain these nodes in this order, in place of all others; it cannot be undone."""
+        self.remove(*self.nodes)
+        for node in nodes:
+            self.append(node)
 
     def _unlink(self, node: Node) -> None:
         previous, following = node._previous, node._next
@@ -759,8 +784,22 @@ class Graph:
     def add_input(self, value: Value, *, optional: bool = False) -> Value:
         """Add an input; `optional` for one that has an initializer."""
         value.graph = self
-        (self.optional_inputs if optional else self.inputs).append(value)
+        values = self.optional_inputs if optional else self.inputs
+        values.append(value)
+        if self.journal is not None:
+            self.journal.add(lambda: values.remove(value))
         return value
+
+    def remove_inputs(self, values: Collection[Value]) -> None:
+        """Remove inputs."""
+        before = self.inputs, self.optional_inputs
+        self.inputs, self.optional_inputs = ([v for v in held if v not in values] for held in before)
+        if self.journal is not None:
+
+            def undo() -> None:
+                self.inputs, self.optional_inputs = before
+
+            self.journal.add(undo)
 
     def add_initializer(self, value: Value) -> Value:
         """Add a value with a constant under its name."""
@@ -773,10 +812,11 @@ class Graph:
     def _drop_initializer(self, value: Value) -> None:
         del self.initializers[value.name]
 
-    def remove_initializer(self, value: Value) -> None:
-        """Remove an initializer."""
+    def remove_initializer(self, *values: Value) -> None:
+        """Remove initializers."""
         before = dict(self.initializers)
-        self._drop_initializer(value)
+        for value in values:
+            self._drop_initializer(value)
         if self.journal is not None:
 
             def undo() -> None:
@@ -825,10 +865,37 @@ class Graph:
             if owner.captures.get(inner) is outer:
                 return inner
         made = Value(outer.name, graph=self)
-        self.captured.append(made)
-        owner.captures[made] = outer
-        outer.uses[owner, made] = None
+        self._capture(made, outer)
         return made
+
+    def _capture(self, inner: Value, outer: Value) -> None:
+        owner = self.owner
+        assert owner is not None
+        self.captured.append(inner)
+        owner.captures[inner] = outer
+        outer.uses[owner, inner] = None
+        if self.journal is not None:
+            self.journal.add(lambda: self._release(inner))
+
+    def _release(self, inner: Value) -> None:
+        owner = self.owner
+        assert owner is not None
+        self.captured.remove(inner)
+        outer = owner.captures.pop(inner)
+        outer.uses.pop((owner, inner), None)
+        if self.journal is not None:
+            self.journal.add(lambda: self._capture(inner, outer))
+
+    def release_captured(self) -> None:
+        """Let one value stand for each value of the enclosing graph that this body reads, and none for any other value."""
+        assert self.owner is not None
+        first: dict[Value, Value] = {}
+        for inner in list(self.captured):
+            same = first.setdefault(self.owner.captures[inner], inner)
+            if same is not inner:
+                inner.replace_all_uses_with(same)
+            if not inner.uses:
+                self._release(inner)
 
     def source(self, value: Value) -> Value:
         """The value that a captured one stands for, in whichever graph that is defined; any other value itself."""

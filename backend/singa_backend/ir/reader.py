@@ -41,6 +41,7 @@ from . import gradient_calls, other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations, undeclared
 from .graph import DEFERRED, PARAMETERS, GradientCall, Graph, Node, Value, runnable_order
+from .structure import without_collector
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
 
@@ -126,7 +127,7 @@ def read(
     """
     load_domain("")
     own = by_public_name(operators)
-    with ensured():
+    with ensured(), without_collector():
         return _read(model, folder, within, maps or tensor_data.Maps(), own, calls)
 
 
@@ -205,6 +206,7 @@ class _Reader:
         self.own = own
         self.is_recorded = False
         self.versions: dict[tuple[str, str, int], int | None] = {}
+        self._operators: dict[tuple[int, int], VersionedOperator] = {}
         self.explained: set[str] = set()  # domains that the hint of a problem explains
         self.tensor = partial(tensor_data.tensor, folder=folder, maps=maps, within=within)
         self.sparse = partial(tensor_data.sparse, folder=folder, maps=maps)
@@ -245,6 +247,16 @@ class _Reader:
             self.opsets[domain] = opset
             self.warnings.append(f"the model does not import {domain}, which its nodes call: version {opset} is assumed")
         return opset
+
+    def operator(self, declaration: Declaration, version: int) -> VersionedOperator:
+        """An operator for a node: one that all nodes share, unless it keeps what depends on the attributes of its node."""
+        key = id(declaration), version
+        found = self._operators.get(key)
+        if found is None:
+            found = VersionedOperator(declaration, version)
+            if "derived" not in declaration.services.values():
+                self._operators[key] = found
+        return found
 
     def wrong(self, code: str, message: str, **where: Any) -> None:
         self.invalid.append(Problem(message, code, **where))
@@ -494,7 +506,8 @@ class _Scope:
         for problem in subgraph_problems(node) if node.graphs else ():
             reader.wrong("SX107", problem, **where)
         node.outputs = [self.define(n) if n else None for n in outputs]
-        for body in node.bodies:
+        for body in node.bodies if proto.attribute else ():
+            body.owner = node
             node.captures |= zip(body.captured, reader.captures[body], strict=True)
         return node
 
@@ -586,7 +599,7 @@ class _Scope:
                 reader.warnings.append(text)
         node.given = frozenset(given)
         node.attributes = self._arguments(given, schema, signature, declaration, where)
-        node.operator = VersionedOperator(declaration, version)
+        node.operator = reader.operator(declaration, version)
 
     def _arity(
         self,

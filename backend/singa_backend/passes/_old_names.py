@@ -1,11 +1,11 @@
-"""The names of the editors, and of a failure, before version 0.3."""
+"""The names of the editors, and of a failure, before version 0.3 and before graphs of files were those of the IR."""
 
 from ..deprecation import old_names
-from .graph import GraphEditor
-from .index import NodeEditor
+from ..ir.graph import Graph, Node
 from .model import ModelEditor
 from .pipeline import PassFailure
 
 __getattr__ = old_names(
-    "singa_backend.passes", {"Net": GraphEditor, "Edit": ModelEditor, "Node": NodeEditor, "Failure": PassFailure}
+    "singa_backend.passes",
+    {"Net": Graph, "Edit": ModelEditor, "Failure": PassFailure, "GraphEditor": Graph, "NodeEditor": Node},
 )

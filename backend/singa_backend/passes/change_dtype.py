@@ -17,8 +17,9 @@ from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helpe
 from .. import dtypes
 from ..choices import FLOATS as FLOATS
 from ..errors import InvalidInput
+from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import opset_of, schema_version, schemas, type_strings
-from . import GraphEditor, ModelEditor, NodeEditor
+from .model import ModelEditor, source
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
 """The dtypes that are changed: 8-bit floats are storage formats with separate scales."""
@@ -54,7 +55,7 @@ def change_dtype(
     dtype: dtypes.DTypeLike,
     *,
     keep_io_types: bool = False,
-    excluded: Callable[[NodeEditor], bool] = lambda node: False,
+    excluded: Callable[[Node], bool] = lambda node: False,
 ) -> None:
     """Change every float of 16 bits or more to one dtype, **in place**; names do not change.
 
@@ -82,7 +83,7 @@ def change_dtype(
             v.type.CopyFrom(types[v.name])
 
 
-def excluding(model: ModelProto, exclude: Sequence[str], operators: Sequence[str]) -> Callable[[NodeEditor], bool]:
+def excluding(model: ModelProto, exclude: Sequence[str], operators: Sequence[str]) -> Callable[[Node], bool]:
     """Make the choice of the nodes that keep their dtypes.
 
     Args:
@@ -116,86 +117,87 @@ class _Change:
     """The change of one model."""
 
     def __init__(
-        self, editor: ModelEditor, dtype: np.dtype[Any], ends: Collection[str], excluded: Callable[[NodeEditor], bool]
+        self, editor: ModelEditor, dtype: np.dtype[Any], ends: Collection[str], excluded: Callable[[Node], bool]
     ) -> None:
         self.editor, self.dtype, self.code = editor, dtype, dtypes.onnx_code(dtype)
         self.ends, self.excluded = ends, excluded
-        self.wide: dict[tuple[int, str], str] = {}
-        """The value in its old dtype, by graph and name, if it exists before a Cast to the new one."""
+        self.wide: dict[Value, Value] = {}
+        """The value in its old dtype, by the value in the new one that a Cast returns."""
         self.string = f"tensor({dtypes.onnx_name(dtype)})"
-        self.types = {key: {n: t.dtype for n, t in found.items()} for key, found in editor.types.items()}
+        self.types = {value: kind.dtype for value, kind in editor.types.items()}
         self.graphs = list(editor.main.walk())
         for graph in self.graphs:
-            self.types[id(graph)] |= {n: t.data_type for n, t in graph.initializers.items()}
+            for value in graph.initializers.values():
+                if isinstance(value.constant, TensorProto):
+                    self.types[value] = value.constant.data_type
         self._complete(editor.main)
         self.kept = self._settings()
 
     def run(self) -> None:
         main = self.editor.main
-        kept = {n: self._type(main, n) for n in self.ends if self._type(main, n) not in (0, self.code)}
-        for name in [n for n in main.inputs if n in kept and n not in main.initializers]:
-            self._separate(name, kept[name])
+        changing = [v for v in (*main.inputs, *main.outputs) if v.name in self.ends and self._type(v) not in (0, self.code)]
+        kept = {v: self._type(v) for v in changing}
+        for value in [v for v in main.inputs if v in kept]:
+            self._separate(value, kept[value])
         for graph in self.graphs:
-            found = {n: t for n, t in graph.initializers.items() if t.data_type in WIDE and (id(graph), n) not in self.kept}
-            graph.initializers.update({n: self._tensor(t, n) for n, t in found.items()})
+            for value in graph.initializers.values():
+                tensor = value.constant
+                if isinstance(tensor, TensorProto) and tensor.data_type in WIDE and value not in self.kept:
+                    value.constant = self._tensor(tensor, value.name)
             for node in graph.nodes:
                 self._node(graph, node)
-        for name in [n for n in main.outputs if n in kept and main.producer(n) is not None]:
-            self._restore(name, kept[name])
-        for graph in self.graphs:
-            for key, name in self.wide:
-                cast = graph.producer(name) if key == id(graph) and not graph.used(name) else None
-                if cast is not None:  # each reader takes the old dtype
-                    graph.remove(cast)
+        for value in [v for v in main.outputs if v in kept and v.producer is not None]:
+            self._restore(value, kept[value])
+        for value in self.wide:
+            if value.producer is not None and value.producer.graph is not None and not value.is_used:
+                value.producer.graph.remove(value.producer)  # each reader takes the old dtype
 
-    def _separate(self, name: str, code: int) -> None:
+    def _separate(self, value: Value, code: int) -> None:
         """Let the nodes read a cast copy of an input, which keeps its dtype."""
         main = self.editor.main
-        copy = self.editor.fresh(f"{name}_{_word(self.code)}")
-        main.replace(name, copy)
-        cast = NodeEditor("Cast", [name], [copy])
+        copy = Value(self.editor.fresh(f"{value.name}_{_word(self.code)}"))
+        value.replace_all_uses_with(copy, outputs=False)
+        cast = Node("Cast", [value], [copy])
         cast.set(to=self.code)
-        main.insert(cast, before=main.nodes[0] if len(main) else None)
-        self.types[id(main)][copy], self.wide[id(main), copy] = code, name
+        main.insert(cast, main.following(None))
+        self.types[copy], self.wide[copy] = code, value
 
-    def _restore(self, name: str, code: int) -> None:
+    def _restore(self, value: Value, code: int) -> None:
         """Cast an output to the dtype that it had; nodes read it in the new one."""
-        main = self.editor.main
-        node = main.producer(name)
+        node, inner = value.producer, Value(self.editor.fresh(f"{value.name}_{_word(self.code)}"))
         assert node is not None
-        inner = self.editor.fresh(f"{name}_{_word(self.code)}")
-        main.rename_output(node, list(node.outputs).index(name), inner)
-        main.replace(name, inner)
-        main.add("Cast", [self.wide.get((id(main), name), inner)], after=node, name=name, to=code)
+        node.return_(node.outputs.index(value), inner)
+        value.replace_all_uses_with(inner, outputs=False)
+        self.editor.add(self.editor.main, "Cast", [self.wide.get(value, inner)], after=node, output=value, to=code)
 
-    def _complete(self, graph: GraphEditor) -> None:
+    def _complete(self, graph: Graph) -> None:
         """Add the dtypes that onnx's inference does not know: those that follow from schemas, attributes and subgraphs."""
-        known = self.types[id(graph)]
-        for v in (*graph.proto.input, *graph.proto.output):
-            known.setdefault(v.name, v.type.tensor_type.elem_type)
+        known = self.types
+        for v, declared in zip((*_inputs(graph), *graph.outputs), (*graph.proto.input, *graph.proto.output), strict=True):
+            if source(v) is v:
+                known.setdefault(v, declared.type.tensor_type.elem_type)
         for node in graph.nodes:
-            for key, inner in node.graphs.items():
-                if key == "body":  # of Loop and Scan: their last inputs are those of the node, from the end
-                    given = [self._any(graph, n) for n in node.inputs]
-                    for name, code in zip(reversed(inner.inputs), reversed(given), strict=False):
-                        if not self.types[id(inner)].get(name):
-                            self.types[id(inner)][name] = code
-                self._complete(inner)
-            for i, name in enumerate(node.outputs):
-                if name and not known.get(name):
-                    known[name] = self._implied(graph, node, i)
+            for key, attribute in node.attributes.items():
+                for body in attribute if isinstance(attribute, tuple) else (attribute,):
+                    if key == "body" and isinstance(body, Graph):  # of Loop and Scan: their last inputs are those of the node
+                        for v, outer in zip(reversed(_inputs(body)), reversed(node.inputs), strict=False):
+                            known[v] = known.get(v) or self._any(outer)
+                    if isinstance(body, Graph):
+                        self._complete(body)
+            for i, o in enumerate(node.outputs):
+                if o is not None and not known.get(o):
+                    known[o] = self._implied(graph, node, i)
 
-    def _any(self, graph: GraphEditor, name: str) -> int:
+    def _any(self, value: Value | None) -> int:
         """The dtype of a value, also of one that does not change; 0 if it is not known."""
-        owner = graph.owner(name) if name else None
-        return self.types[id(owner)].get(name, 0) if owner is not None else 0
+        return 0 if value is None else self.types.get(source(value), 0)
 
-    def _implied(self, graph: GraphEditor, node: NodeEditor, i: int) -> int:
+    def _implied(self, graph: Graph, node: Node, i: int) -> int:
         """The dtype of an output by the schema of its operator; 0 if it does not follow."""
         for key, skipped in (("then_branch", 0), ("body", node.is_("Loop"))):
-            if key in node.graphs:
-                inner = node.graphs[key]
-                return self._any(inner, inner.outputs[i + skipped])
+            body = node.attributes.get(key)
+            if isinstance(body, Graph):
+                return self._any(body.outputs[i + skipped])
         version = schema_version(node.domain, node.op_type, opset_of(graph.opsets, node.domain))
         if version is None or not node.plain:
             return 0
@@ -206,15 +208,15 @@ class _Change:
         string = schema.outputs[min(i, len(schema.outputs) - 1)].type_str
         if len(type_strings(schema)[string]) == 1:
             return _code(type_strings(schema)[string][0])
-        same = (n for k, n in enumerate(node.inputs) if n and schema.inputs[min(k, len(schema.inputs) - 1)].type_str == string)
-        return next((code for n in same if (code := self._any(graph, n))), 0)
+        same = (v for k, v in enumerate(node.inputs) if v and schema.inputs[min(k, len(schema.inputs) - 1)].type_str == string)
+        return next((code for v in same if (code := self._any(v))), 0)
 
-    def _type(self, graph: GraphEditor, name: str) -> int:
+    def _type(self, value: Value | None) -> int:
         """The dtype that a value had; 0 if it is not a float that changes."""
-        found = self._any(graph, name)
+        found = self._any(value)
         return found if found in WIDE else 0
 
-    def _allowed(self, graph: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> list[str] | None:
+    def _allowed(self, graph: Graph, node: Node, i: int, output: bool = False) -> list[str] | None:
         """The type strings of an input or output; None if the operator has no schema."""
         version = schema_version(node.domain, node.op_type, opset_of(graph.opsets, node.domain))
         if version is None or not node.plain:
@@ -223,58 +225,61 @@ class _Change:
         formal = schema.outputs if output else schema.inputs
         return type_strings(schema)[formal[min(i, len(formal) - 1)].type_str]
 
-    def _takes(self, graph: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> bool:
+    def _takes(self, graph: Graph, node: Node, i: int, output: bool = False) -> bool:
         """Whether an input or output may have the new dtype."""
-        if not node.graphs and self.excluded(node):
+        if not node.bodies and self.excluded(node):
             return False
         allowed = self._allowed(graph, node, i, output)
         return allowed is not None and self.string in allowed
 
-    def _settings(self) -> set[tuple[int, str]]:
-        """The constants, by graph and name, that are read only where no other float is taken."""
-        fixed: set[tuple[int, str]] = set()
-        free: set[tuple[int, str]] = set()
+    def _settings(self) -> set[Value]:
+        """The constants that are read only where no other float is taken."""
+        fixed: set[Value] = set()
+        free: set[Value] = set()
         for graph in self.graphs:
             for node in graph.nodes:
-                for i, name in enumerate(node.inputs):
-                    owner = graph.owner(name) if name else None
-                    if owner is not None and (name in owner.initializers or _is_constant(owner.producer(name))):
+                for i, reads in enumerate(node.inputs):
+                    value = None if reads is None else source(reads)
+                    if value is not None and (isinstance(value.constant, TensorProto) or _is_constant(value.producer)):
                         floats = [t for t in self._allowed(graph, node, i) or () if _code(t) in WIDE]
-                        alone = len(floats) == 1 or (not node.graphs and self.excluded(node))
-                        (fixed if alone and not self._takes(graph, node, i) else free).add((id(owner), name))
-            for name in graph.outputs:
-                owner = graph.owner(name)
-                free.add((id(owner), name))
+                        alone = len(floats) == 1 or (not node.bodies and self.excluded(node))
+                        (fixed if alone and not self._takes(graph, node, i) else free).add(value)
+            free.update(map(source, graph.outputs))
         return fixed - free
 
-    def _node(self, graph: GraphEditor, node: NodeEditor) -> None:
+    def _node(self, graph: Graph, node: Node) -> None:
         if _is_constant(node):
-            if (id(graph), node.outputs[0]) not in self.kept:
+            if node.results[0] not in self.kept:
                 self._constant(node)
             return
         inputs = list(node.inputs)
-        for i, name in enumerate(inputs):
-            owner, was = graph.owner(name) if name else None, self._type(graph, name)
-            if was and was != self.code and (id(owner), name) not in self.kept and not self._takes(graph, node, i):
-                wide = self.wide.get((id(owner), name))
-                inputs[i] = wide or graph.add("Cast", [name], before=node, like=f"{name}_{_word(was)}", to=was).outputs[0]
-        casts = inputs != list(node.inputs)
-        if casts:
-            graph.rewire(node, inputs)
-        keeps = False
-        for i, name in enumerate(node.outputs):
-            was = self._type(graph, name)
-            if not was or was == self.code or self._takes(graph, node, i, output=True):
+        for i, value in enumerate(inputs):
+            was = self._type(value)
+            if value is None or not was or was == self.code or source(value) in self.kept or self._takes(graph, node, i):
                 continue
-            inner = self.editor.fresh(f"{name}_{_word(was)}")
-            graph.rename_output(node, i, inner)
-            graph.add("Cast", [inner], after=node, name=name, to=self.code)
-            self.wide[id(graph), name] = inner
+            wide = self.wide.get(source(value))
+            if wide is None:
+                like = f"{source(value).name}_{_word(was)}"
+                inputs[i] = self.editor.add(graph, "Cast", [value], before=node, like=like, to=was)
+            else:
+                inputs[i] = graph.capture(wide)
+        casts = inputs != node.inputs
+        if casts:
+            node.read(inputs)
+        keeps = False
+        for i, value in enumerate(node.outputs):
+            was = self._type(value)
+            if value is None or not was or was == self.code or self._takes(graph, node, i, output=True):
+                continue
+            inner = Value(self.editor.fresh(f"{value.name}_{_word(was)}"))
+            node.return_(i, inner)
+            self.editor.add(graph, "Cast", [inner], after=node, output=value, to=self.code)
+            self.wide[value] = inner
             keeps = True
         if not keeps:
             self._attributes(graph, node, casts)
 
-    def _attributes(self, graph: GraphEditor, node: NodeEditor, casts: bool) -> None:
+    def _attributes(self, graph: Graph, node: Node, casts: bool) -> None:
         """Change the attributes that determine the dtype of an output; `casts`: an input has its old dtype."""
         version = schema_version(node.domain, node.op_type, opset_of(graph.opsets, node.domain))
         schema = schemas.get((node.domain, node.op_type), {}).get(version or 0)
@@ -297,10 +302,11 @@ class _Change:
             changed = TypeProto()
             changed.CopyFrom(held)
             retype(changed, self.code)
-            node.attributes["type"] = AttributeProto(name="type", type=AttributeProto.TYPE_PROTO, tp=changed)
+            attribute = AttributeProto(name="type", type=AttributeProto.TYPE_PROTO, tp=changed)
+            node.change(attributes=node.attributes | {"type": attribute})
 
-    def _constant(self, node: NodeEditor) -> None:
-        name = node.outputs[0]
+    def _constant(self, node: Node) -> None:
+        name = node.results[0].name
         value = node.get("value")
         if value is not None and value.data_type in WIDE:
             node.set(value=self._tensor(value, name))
@@ -316,7 +322,13 @@ class _Change:
         return made
 
 
-def _is_constant(node: NodeEditor | None) -> bool:
+def _inputs(graph: Graph) -> list[Value]:
+    """The inputs in the order of the file."""
+    values = {v.name: v for v in (*graph.inputs, *graph.optional_inputs)}
+    return [values[declared.name] for declared in graph.proto.input]
+
+
+def _is_constant(node: Node | None) -> bool:
     return node is not None and node.is_("Constant")
 
 

@@ -16,7 +16,9 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 from .. import passes
 from ..choices import LAYOUTS as LAYOUTS
 from ..errors import InvalidInput
-from . import GraphEditor, ModelEditor, NodeEditor, Report
+from ..ir.graph import Node, Value
+from ..ir.structure import check_structure
+from . import ModelEditor, Report
 
 
 def transpose_layout(array: Any, source: str, target: str) -> Any:
@@ -66,8 +68,8 @@ def change_layout(
     if to not in LAYOUTS:
         raise InvalidInput(f"to must be one of {', '.join(LAYOUTS)}, got {to!r}", code="SX362")
     editor, proto = ModelEditor(model), model.graph
-    editor.main.check()
-    held = {*editor.main.initializers, *editor.main.sparse}
+    check_structure(editor.main)
+    held = editor.main.initializers
     values = {v.name: v for v in (*proto.input, *proto.output) if v.name not in held}
     chosen = [n for n, v in values.items() if _rank(v) in (4, 5)] if names is None else list(names)
     times = Counter(v.name for v in (*proto.input, *proto.output))
@@ -83,10 +85,10 @@ def change_layout(
     turned = set(chosen)
     for v in proto.input:
         if v.name in turned:
-            _turn_input(editor.main, v, to)
+            _turn_input(editor, v, to)
     for v in proto.output:
         if v.name in turned:
-            _turn_output(editor.main, v, to)
+            _turn_output(editor, v, to)
     claims = [v for v in proto.value_info if v.name not in turned]
     del proto.value_info[:]
     proto.value_info.extend(claims)
@@ -94,26 +96,28 @@ def change_layout(
     return passes.optimize(model, folder=folder) if optimize else None
 
 
-def _turn_input(graph: GraphEditor, v: ValueInfoProto, to: str) -> None:
+def _turn_input(editor: ModelEditor, v: ValueInfoProto, to: str) -> None:
     """Insert a Transpose after the new input; its output is the value that the nodes read."""
-    inner = graph.context.fresh(f"{v.name}_{_other(to)}")
-    graph.replace(v.name, inner)
-    turn = NodeEditor("Transpose", [v.name], [inner], name=inner)
+    value = next(i for i in editor.main.inputs if i.name == v.name)
+    inner = Value(editor.fresh(f"{v.name}_{_other(to)}"))
+    value.replace_all_uses_with(inner, outputs=False)
+    turn = Node("Transpose", [value], [inner], name=inner.name)
     turn.set(perm=_permutation(_rank(v) or 0, _other(to)))
-    graph.insert(turn, before=graph.nodes[0] if graph.nodes else None)
+    editor.main.insert(turn, editor.main.following(None))
     _permute(v, _permutation(_rank(v) or 0, to))
 
 
-def _turn_output(graph: GraphEditor, v: ValueInfoProto, to: str) -> None:
+def _turn_output(editor: ModelEditor, v: ValueInfoProto, to: str) -> None:
     """Insert a Transpose before the new output."""
-    inner, perm = graph.context.fresh(f"{v.name}_{_other(to)}"), _permutation(_rank(v) or 0, to)
-    maker = graph.producer(v.name)
+    value = next(o for o in editor.main.outputs if o.name == v.name)
+    inner, perm = Value(editor.fresh(f"{v.name}_{_other(to)}")), _permutation(_rank(v) or 0, to)
+    maker = value.producer
     assert maker is not None  # it is not an input or an initializer
-    graph.rename_output(maker, maker.outputs.index(v.name), inner)
-    graph.replace(v.name, inner)
-    turn = NodeEditor("Transpose", [inner], [v.name], name=f"{v.name}_{to}")
+    maker.return_(maker.outputs.index(value), inner)
+    value.replace_all_uses_with(inner, outputs=False)
+    turn = Node("Transpose", [inner], [value], name=f"{v.name}_{to}")
     turn.set(perm=perm)
-    graph.insert(turn)
+    editor.main.append(turn)
     _permute(v, perm)
 
 

@@ -7,53 +7,47 @@ from typing import Any
 
 from onnx import AttributeProto, TensorProto
 
+from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import plain_domain
-from .graph import GraphEditor
-from .index import NodeEditor
-from .model import ModelEditor
+from .model import ModelEditor, source
 from .operator_facts import deterministic
-from .ordering import NameList
-from .typed_graph import nbytes
+from .rewriter import ModelRewriter
+from .values import nbytes
 
 MERGED = 1 << 20
 """Maximum bytes of constants that are compared: a comparison copies them."""
 
 
-def merge_duplicates(graph: GraphEditor) -> int:
+def merge_duplicates(rewriter: ModelRewriter) -> int:
     """Merge nodes of the same operator, inputs and attributes, and constants of the same dtype and value.
 
     Random operators and Identity are kept.  Of two equal nodes, the one that produces a graph output is kept.
     """
-    count = _constants(graph)
-    known: dict[Any, NodeEditor] = {}
-    for node in list(graph.nodes):
-        key = _key(graph, node)
+    count = _constants(rewriter)
+    known: dict[Any, Node] = {}
+    for node in rewriter.graph.nodes:
+        key = _key(rewriter, node)
         if key is None:
             continue
         first = known.setdefault(key, node)
         if first is node:
             continue
         stays, goes = first, node
-        if any(_named(graph, o) for o in goes.outputs):
+        if any(o.is_output for o in goes.results):
             stays, goes = node, first
             known[key] = node
-        if any(_named(graph, o) for o in goes.outputs):
+        if any(o.is_output for o in goes.results):
             continue
-        for old, new in zip(goes.outputs, stays.outputs, strict=True):
-            if old:
-                graph.replace(old, new)
-        graph.remove(goes)
+        for old, new in zip(goes.results, stays.results, strict=True):
+            old.replace_all_uses_with(new)
+        rewriter.graph.remove(goes)
         count += 1
-    graph.sort()  # if the second of two was kept, it may come after the readers of the first
+    rewriter.graph.sort()  # if the second of two was kept, it may come after the readers of the first
     return count
 
 
-def _named(graph: GraphEditor, name: str) -> bool:
-    return name in graph.outputs or name in graph.pinned
-
-
-def _key(graph: GraphEditor, node: NodeEditor) -> Any:
-    if node.graphs or node.is_("Identity") or not (deterministic(graph, node) or _referring(graph, node)):
+def _key(rewriter: ModelRewriter, node: Node) -> Any:
+    if node.bodies or node.is_("Identity") or not (deterministic(rewriter, node) or _referring(rewriter, node)):
         return None
     attributes = []
     for name, a in sorted(node.attributes.items()):
@@ -61,15 +55,16 @@ def _key(graph: GraphEditor, node: NodeEditor) -> Any:
             return None
         attributes.append((name, _bare(a)))
     present = tuple(bool(o) for o in node.outputs)
-    return node.domain, node.op_type, node.overload, tuple(node.inputs), tuple(attributes), present
+    inputs = tuple(None if v is None else source(v) for v in node.inputs)
+    return node.domain, node.op_type, node.overload, inputs, tuple(attributes), present
 
 
-def _referring(graph: GraphEditor, node: NodeEditor) -> bool:
+def _referring(rewriter: ModelRewriter, node: Node) -> bool:
     """Whether a node is not plain only because it refers to an attribute of its function."""
-    if node.plain or (node.domain, node.op_type) in graph.context.function_names:
+    if node.plain or (node.domain, node.op_type) in rewriter.editor.function_names:
         return False
-    bare = NodeEditor(node.op_type, node.inputs, node.outputs, node.attributes, node.domain)
-    return deterministic(graph, bare) and not bare.is_("Dropout")
+    bare = Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain)
+    return deterministic(rewriter, bare) and not bare.is_("Dropout")
 
 
 def _bare(a: AttributeProto) -> bytes:
@@ -84,20 +79,21 @@ def _bare(a: AttributeProto) -> bytes:
     return a.SerializeToString(deterministic=True)
 
 
-def _constants(graph: GraphEditor) -> int:
+def _constants(rewriter: ModelRewriter) -> int:
     """Merge initializers of this graph with equal dtype, shape and bytes."""
-    known: dict[Any, str] = {}
-    count = 0
-    for name, tensor in list(graph.initializers.items()):
-        if nbytes(tensor) > MERGED or graph.tensor(name) is None or _named(graph, name):
+    known: dict[Any, Value] = {}
+    graph, merged = rewriter.graph, list[Value]()
+    for value in graph.initializers.values():
+        tensor = rewriter.editor.tensor(value)
+        if not isinstance(tensor, TensorProto) or nbytes(tensor) > MERGED or value.is_output:
             continue
-        first = known.setdefault(_content(tensor), name)
-        if first != name and graph.has_users(name):
-            graph.replace(name, first)
-            if name not in graph.inputs:
-                del graph.initializers[name]
-            count += 1
-    return count
+        first = known.setdefault(_content(tensor), value)
+        if first is not value and value.is_used:
+            value.replace_all_uses_with(first)
+            merged.append(value)
+    listed = set(graph.optional_inputs)  # before IR version 4
+    graph.remove_initializer(*(value for value in merged if value not in listed))
+    return len(merged)
 
 
 def _content(tensor: TensorProto) -> Any:
@@ -111,26 +107,21 @@ def _content(tensor: TensorProto) -> Any:
     return hashlib.sha256(copy.SerializeToString(deterministic=True)).digest()
 
 
-def remove_dead(graph: GraphEditor) -> int:
+def remove_dead(rewriter: ModelRewriter) -> int:
     """Remove unused nodes and initializers; inputs of the graph are kept."""
-    gone = []
+    graph = rewriter.graph
+    count = len(graph)
     for node in reversed(graph.nodes):
-        if not any(o and graph.used(o) for o in node.outputs):
-            graph.release(node)
-            gone.append(node)
-    graph.remove(*gone)
-    count = len(gone)
-    listed = graph.context.ir_version < 4 and graph.outer is None  # then every initializer had to be listed as an input
-    for tensors in (graph.initializers, graph.sparse):
-        unused = {name for name in tensors if not graph.used(name)}
-        if not listed:
-            unused = {name for name in unused if name not in graph.inputs}  # the caller may override the others
-        elif unused:
-            graph.inputs = NameList(name for name in graph.inputs if name not in unused)
-        for name in unused:
-            del tensors[name]
-        count += len(unused)
-    return count
+        if not any(o.is_used for o in node.results):
+            graph.remove(node)
+    count -= len(graph)
+    unused = {value for value in graph.initializers.values() if not value.is_used}
+    if rewriter.editor.ir_version < 4 and graph.owner is None:  # every initializer had to be listed as an input
+        graph.remove_inputs(unused)
+    else:
+        unused.difference_update(graph.optional_inputs)  # which the caller may override
+    graph.remove_initializer(*unused)
+    return count + len(unused)
 
 
 def remove_dead_functions(editor: ModelEditor) -> int:
@@ -146,9 +137,16 @@ def remove_dead_functions(editor: ModelEditor) -> int:
         if key not in alive:
             alive.add(key)
             pending += calls.get(key, ())
-    editor.functions = [graph for graph, key in zip(editor.functions, keys, strict=True) if key in alive]
-    return len(keys) - len(editor.functions)
+    before = editor.functions
+    editor.functions = [graph for graph, key in zip(before, keys, strict=True) if key in alive]
+    if editor.main.journal is not None:
+
+        def undo() -> None:
+            editor.functions = before
+
+        editor.main.journal.add(undo)
+    return len(before) - len(editor.functions)
 
 
-def _called(graph: GraphEditor) -> set[tuple[str, str, str]]:
+def _called(graph: Graph) -> set[tuple[str, str, str]]:
     return {(n.domain, n.op_type, n.overload) for inner in graph.walk() for n in inner.nodes}

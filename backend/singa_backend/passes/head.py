@@ -17,12 +17,12 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel, did_you_mean
 from ..ir.declaration import has_trait
+from ..ir.graph import Node, Value
 from ..limits import admit
 from ..proto.values import sizes
 from .cleaning import remove_dead, remove_dead_functions
-from .index import GraphIndex, NodeEditor
-from .model import ModelEditor
-from .ordering import NameList
+from .model import ModelEditor, opset, producer
+from .rewriter import ModelRewriter
 
 SOFTMAXES = ("Softmax", "LogSoftmax")
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
@@ -104,10 +104,9 @@ def replace_head(
         return _cut(editor, at, int(outputs), np.random.default_rng(seed))
     head = _Head(editor)
     head.replace(int(outputs), np.random.default_rng(seed))
-    changed = {o for node in (head.node, *head.after) for o in node.outputs} | {head.weight, head.bias}
+    changed = {o.name for node in (head.node, *head.after) for o in node.results} | {head.weight, head.bias}
     editor.forget()
-    shape = editor.main.shape(editor.main.outputs[0])
-    declared = next(v for v in model.graph.output if v.name == editor.main.outputs[0])
+    shape, (declared,) = editor.shape(editor.main.outputs[0]), model.graph.output
     sizes = _new_sizes(declared, shape, head.classes, int(outputs))
     kept = [v for v in model.graph.value_info if v.name not in changed]
     del model.graph.value_info[:]
@@ -128,45 +127,44 @@ def last_activation(model: ModelProto) -> str:
         "Softmax", "LogSoftmax", "Sigmoid" or "HardSigmoid"; "Softmax" too for Exp, ReduceSum and Div, and for a Concat of a
         probability and its complement; "" if none of them is at the end.
     """
-    return _activation(ModelEditor(model).main, model.graph.output[0].name) if model.graph.output else ""
+    return _activation(ModelEditor(model).main.outputs[0]) if model.graph.output else ""
 
 
-def _activation(graph: GraphIndex, name: str, inner: int = 0) -> str:
+def _activation(value: Value | None, inner: int = 0) -> str:
     """The operator that makes probabilities of a value; "" if there is none."""
-    for _ in range(len(graph)):
-        node = graph.producer(name)
+    while True:
+        node = producer(value)
         if node is None or node.domain:
             return ""
         if node.op_type in SOFTMAXES + SIGMOIDS:
             return node.op_type
-        if _written_softmax(graph, node):
+        if _written_softmax(node):
             return SOFTMAXES[0]
         if node.op_type == "Concat" and not inner:
-            makers = [graph.producer(n) for n in node.inputs]
+            makers = [producer(v) for v in node.inputs]
             if len(makers) == 2 and any(
-                m is not None and m.is_("Sub") and m.input(1) == n for m, n in zip(makers, node.inputs[::-1], strict=True)
+                m is not None and m.is_("Sub") and m.input(1) is v for m, v in zip(makers, node.inputs[::-1], strict=True)
             ):  # 1 - p and p
                 return SOFTMAXES[0]
-            ends = {_activation(graph, n, inner + 1) for n in node.inputs}
+            ends = {_activation(v, inner + 1) for v in node.inputs}
             return ends.pop() if len(ends) == 1 and ends <= {*SIGMOIDS} else ""
         if not _may_follow(node.op_type) or node.op_type == "Log":
             return ""  # the logarithms of probabilities are what a loss that applies a softmax takes
-        name = node.input(0)
-    return ""
+        value = node.input(0)
 
 
-def _written_softmax(graph: GraphIndex, node: NodeEditor) -> list[NodeEditor]:
+def _written_softmax(node: Node) -> list[Node]:
     """The nodes of Exp(z) / ReduceSum(Exp(z)) if this Div ends it, from the Div to what reads z; none otherwise."""
     if not node.is_("Div"):
         return []
-    exponential, total = graph.producer(node.input(0)), graph.producer(node.input(1))
+    exponential, total = producer(node.input(0)), producer(node.input(1))
     if exponential is None or not exponential.is_("Exp") or total is None or not total.is_("ReduceSum"):
         return []
-    if total.input(0) != exponential.outputs[0] or not total.get("keepdims", 1):
+    if total.input(0) is not exponential.outputs[0] or not total.get("keepdims", 1):
         return []
-    shifted = graph.producer(exponential.input(0))
-    highest = graph.producer(shifted.input(1)) if shifted is not None and shifted.is_("Sub") else None
-    if shifted is None or highest is None or not highest.is_("ReduceMax") or highest.input(0) != shifted.input(0):
+    shifted = producer(exponential.input(0))
+    highest = producer(shifted.input(1)) if shifted is not None and shifted.is_("Sub") else None
+    if shifted is None or highest is None or not highest.is_("ReduceMax") or highest.input(0) is not shifted.input(0):
         return [node, total, exponential]
     return [node, total, exponential, highest, shifted]
 
@@ -188,15 +186,15 @@ class _Head:
     """
 
     def __init__(self, editor: ModelEditor) -> None:
-        self.graph = graph = editor.main
-        self.adds: NodeEditor | None = None
-        self.after: list[NodeEditor] = []
+        self.editor, graph = editor, editor.main
+        self.adds: Node | None = None
+        self.after: list[Node] = []
         if len(graph.outputs) != 1:
             raise _none(f"the model has {len(graph.outputs)} outputs", "sonnx extract writes the part with one of them")
         if not editor.open:
             raise _none(editor.notes()[0])
         self.node = self._found(graph.outputs[0])
-        node, weight = self.node, graph.static(self.node.input(1))
+        node, weight = self.node, editor.static(self.node.input(1))
         if weight is None or len(weight) < 2 or (node.op_type != "Conv" and len(weight) != 2):
             raise _none(f"the weight of {node.title} must have a known shape, of two axes for Gemm and MatMul, got {weight}")
         if node.get("group", 1) != 1 or node.get("transA", 0):
@@ -208,23 +206,22 @@ class _Head:
         if not self.features:
             raise _none(f"the weight of {node.title} is empty")
 
-    def _found(self, name: str) -> NodeEditor:
+    def _found(self, end: Value) -> Node:
         """The product from which a value is computed."""
-        graph, inner = self.graph, set[NodeEditor]()  # the nodes of a softmax that is written out, which read a value twice
+        value: Value | None = end
+        inner = set[Node]()  # the nodes of a softmax that is written out, which read a value twice
         while True:
-            node = graph.producer(name)
-            if node is None:
-                raise _none(f"no layer was found in front of {name!r}")
-            if name != graph.outputs[0] and not graph.used_once(name) and (
-                name in graph.outputs or not inner.issuperset(graph.users(name))
-            ):  # fmt: skip
+            node = producer(value)
+            if value is None or node is None:
+                raise _none(f"no layer was found in front of {value.name if value is not None else ''!r}")
+            if value is not end and not value.is_used_once and (value.is_output or not inner.issuperset(value.users)):
                 raise _none(f"the output of {node.title} is used twice")
             if node.is_(*_PRODUCTS):
                 if not self._constant(node.input(1)) or self._constant(node.input(0)):
                     raise _none(f"{node.title} does not multiply by a constant weight from the right")
                 return node
             if node.is_("Add") and self.adds is None and sum(map(self._constant, node.inputs)) == 1:
-                self.adds, name = node, next(n for n in node.inputs if not self._constant(n))
+                self.adds, value = node, next(v for v in node.inputs if not self._constant(v))
             elif (
                 node.plain
                 and node.domain == ""
@@ -232,36 +229,36 @@ class _Head:
                 and not self._constant(node.input(0))
                 and self.adds is None
             ):
-                name = node.input(0)
-            elif self.adds is None and (written := _written_softmax(graph, node)) and not inner:
+                value = node.input(0)
+            elif self.adds is None and (written := _written_softmax(node)) and not inner:
                 inner.update(written)
-                for value in {n for each in written[1:] for n in each.outputs}:
-                    if value in graph.outputs or not inner.issuperset(graph.users(value)):
-                        raise _none(f"{value!r} in the softmax of {node.title} is used twice")
+                for part in {o for each in written[1:] for o in each.results}:
+                    if part.is_output or not inner.issuperset(part.users):
+                        raise _none(f"{part.name!r} in the softmax of {node.title} is used twice")
                 self.after += written[1:]
-                name = written[-1].input(0)
+                value = written[-1].input(0)
             else:
                 raise _none(f"{node.title}{f' ({node.domain})' if node.domain else ''} is at the end")
             self.after.append(node)
 
-    def _constant(self, name: str) -> bool:
+    @staticmethod
+    def _constant(value: Value | None) -> bool:
         """Whether a value is an initializer, also one that may be overridden, or is computed from some."""
-        open_, seen = [name], set()
-        while open_:
-            name = open_.pop()
-            if not name or name in seen or name in self.graph.initializers or name in self.graph.sparse:
+        pending, seen = [value], set[Value]()
+        while pending:
+            value = pending.pop()
+            if value is None or value in seen or (value.producer is None and value.constant is not None):
                 continue
-            seen.add(name)
-            node = self.graph.producer(name)
-            if node is None or node.graphs or len(seen) > 64:
+            seen.add(value)
+            if value.producer is None or value.producer.bodies or len(seen) > 64:
                 return False
-            open_ += node.inputs
+            pending += value.producer.inputs
         return True
 
     def replace(self, outputs: int, rng: np.random.Generator) -> None:
         """Write the new weight and bias, and the sizes of Reshapes after the layer."""
         node = self.node
-        dtype = dtypes.numpy_dtype(self.graph.type(node.input(1)).dtype or TensorProto.FLOAT)
+        dtype = dtypes.numpy_dtype(self.editor.type(node.input(1)).dtype or TensorProto.FLOAT)
         if not dtypes.is_float(dtype):
             raise _none(f"the weight of {node.title} must be float, got {dtypes.onnx_name(dtype)}")
         bound = 1 / math.sqrt(self.features)
@@ -281,67 +278,66 @@ class _Head:
     def _inner(self) -> tuple[int, ...]:
         return self.old[1:] if self.first else (self.old[0],)
 
-    def _bias(self) -> tuple[NodeEditor, int, tuple[int, ...]] | None:
+    def _bias(self) -> tuple[Node, int, tuple[int, ...]] | None:
         """The node that adds the bias, the position of its input and its new shape; None if there is no bias."""
         node = self.node
         if self.adds is not None and node.input(2):
             raise _none(f"a bias is added twice after {node.title}")
         if self.adds is not None:
-            i = next(i for i, n in enumerate(self.adds.inputs) if self._constant(n))
+            i = next(i for i, v in enumerate(self.adds.inputs) if self._constant(v))
             holder = self.adds
         elif node.op_type in ("Gemm", "Conv") and node.input(2):
             holder, i = node, 2
         else:
             return None
-        shape = self.graph.static(holder.input(i))
+        shape = self.editor.static(holder.input(i))
         behind = len(self.old) - 2 if node.op_type == "Conv" and holder is not node else 0  # the axes of an image
         at = None if shape is None else len(shape) - 1 - behind
         if shape is None or at is None or at < 0 or shape[at] not in (1, self.classes) or math.prod(shape) != shape[at]:
             raise _none(f"the bias of {holder.title} must have one number for each of {self.classes} outputs, got shape {shape}")
         return holder, i, (*(1,) * at, -1, *(1,) * behind)
 
-    def _put(self, node: NodeEditor, i: int, array: np.ndarray, what: str) -> str:
+    def _put(self, node: Node, i: int, array: np.ndarray, what: str) -> str:
         """Write a parameter; return its name, which stays if nothing else reads it."""
-        graph, name = self.graph, node.input(i)
-        array = np.ascontiguousarray(array)
-        alone = graph.used_once(name) and node.inputs.count(name) == 1
-        if alone and name in graph.initializers:
-            graph.initializers[name] = numpy_helper.from_array(array, name)
-            for listed in graph.proto.input:
-                if isinstance(listed, ValueInfoProto) and listed.name == name:
+        value, array = node.inputs[i], np.ascontiguousarray(array)
+        assert value is not None and node.graph is not None
+        maker = value.producer
+        if value.is_used_once and maker is None:
+            value.constant = numpy_helper.from_array(array, value.name)
+            for listed in node.graph.proto.input:
+                if listed.name == value.name:
                     _declare(listed, array.shape)
-            return name
-        maker = graph.producer(name)
-        if alone and maker is not None and maker.is_("Constant"):  # in a file without float initializers, Constants train
-            graph.touch(maker)
-            maker.attributes.clear()
-            maker.set(value=numpy_helper.from_array(array, name))
-            return name
-        plain = name if name in graph.initializers or maker is None else f"{node.name or node.outputs[0]}.{what}"
-        made = graph.add_constant(array, plain)
-        graph.rewire(node, [made if j == i else n for j, n in enumerate(node.inputs)])
-        self._sweep(name)
-        return made
+            return value.name
+        if value.is_used_once and maker is not None and maker.is_("Constant"):
+            # in a file without float initializers, Constants train
+            maker.change(attributes={})
+            maker.set(value=numpy_helper.from_array(array, value.name))
+            return value.name
+        like = value.name if maker is None else f"{node.name or node.results[0].name}.{what}"
+        new = self.editor.add_constant(node.graph, array, like)
+        node.put(i, new)
+        self._sweep(value)
+        return new.name
 
-    def _sweep(self, name: str) -> None:
+    def _sweep(self, old: Value) -> None:
         """Remove what was used by the old parameter only."""
-        open_ = [name]
-        while open_:
-            name = open_.pop()
-            if not name or self.graph.used(name):
+        graph = self.editor.main
+        pending: list[Value | None] = [old]
+        while pending:
+            value = pending.pop()
+            if value is None or value.is_used:
                 continue
-            maker = self.graph.producer(name)
-            if maker is not None and not any(map(self.graph.used, filter(None, maker.outputs))):
-                self.graph.remove(maker)
-                open_ += maker.inputs
-            elif name not in self.graph.inputs:
-                for held in (self.graph.initializers, self.graph.sparse):
-                    held.pop(name, None)
+            maker = value.producer
+            if maker is not None and not any(o.is_used for o in maker.results):
+                graph.remove(maker)
+                pending += maker.inputs
+            elif maker is None and value.name in graph.initializers and value not in graph.optional_inputs:
+                graph.remove_initializer(value)
 
-    def _resize(self, node: NodeEditor, outputs: int) -> None:
+    def _resize(self, node: Node, outputs: int) -> None:
         """Write the new number of outputs into the sizes of a Reshape."""
         attribute = node.get("shape")
-        sizes = self.graph.constant(node.input(1)) if attribute is None else np.array(attribute, np.int64)
+        sizes = self.editor.constant(node.input(1)) if attribute is None else np.array(attribute, np.int64)
         if sizes is None:
             return
         places = np.flatnonzero(sizes == self.classes)
@@ -351,8 +347,9 @@ class _Head:
             raise _none(f"the sizes of {node.title}, {sizes.tolist()}, do not show which one is the number of outputs")
         sizes = np.array([outputs if i == places[0] else s for i, s in enumerate(sizes)], np.int64)
         if attribute is None:
-            made = self.graph.add_constant(sizes, node.input(1))
-            self.graph.rewire(node, [node.input(0), made])
+            shape = node.inputs[1]
+            assert shape is not None and node.graph is not None
+            node.read([node.input(0), self.editor.add_constant(node.graph, sizes, shape.name)])
         else:
             node.set(shape=sizes.tolist())
 
@@ -393,45 +390,53 @@ def _declare(value: ValueInfoProto, shape: tuple[int, ...]) -> None:
 def _cut(editor: ModelEditor, at: str, outputs: int, rng: np.random.Generator) -> ReplacedHead:
     """End a model at a value, and compute its only output from it by a new layer."""
     model, main = editor.model, editor.main
-    if main.producer(at) is None:
-        close = did_you_mean(at, [o for node in main.nodes for o in node.outputs])
+    end = next((o for node in main.nodes for o in node.results if o.name == at), None)
+    if end is None:
+        close = did_you_mean(at, [o.name for node in main.nodes for o in node.results])
         raise InvalidInput(f"at must be a value that a node of the main graph computes, got {at!r}{close}", code="SX369")
     if not editor.open:
         raise _none(editor.notes()[0])
-    shape, axis, dtype = _features(editor, at)
+    shape, axis, dtype = _features(editor, end)
     features = int(shape[axis] or 0)
     admit((outputs, features), np.float64)
     bound = 1 / math.sqrt(features)
     weight = rng.uniform(-bound, bound, (outputs, features)).astype(dtype)
     bias = rng.uniform(-bound, bound, outputs).astype(dtype)
-    read = {name for name in main.inputs if main.used(name)}
-    main.outputs = NameList([at])
-    remove_dead(main)
-    main.inputs = NameList(name for name in main.inputs if main.used(name) or name not in read)
-    stored = any(dtypes.is_float(dtypes.numpy_dtype(t.data_type)) for t in main.initializers.values())
+    read = {v for v in (*main.inputs, *main.optional_inputs) if v.is_used}
+    main.set_outputs([end])
+    remove_dead(ModelRewriter(editor, main))
+    main.remove_inputs({v for v in read if not v.is_used})
+    stored = any(dtypes.is_float(dtypes.numpy_dtype(t.data_type)) for t in map(editor.tensor, main.initializers.values())
+                 if isinstance(t, TensorProto))  # fmt: skip
     plain = axis > 1 and axis == len(shape) - 1  # tokens: a product along the last axis
-    holds = main.add_constant(np.ascontiguousarray(weight.T) if plain else weight, "head.weight", trains=stored)
-    adds = main.add_constant(bias, "head.bias", trains=stored)
+    holds = editor.add_constant(main, np.ascontiguousarray(weight.T) if plain else weight, "head.weight", trains=stored)
+    adds = editor.add_constant(main, bias, "head.bias", trains=stored)
     if plain:
-        product = main.add("MatMul", [at, holds])
-        last, places = main.add("Add", [product.outputs[0], adds], like="scores"), shape[:-1]
+        product = editor.add(main, "MatMul", [end, holds])
+        scores, places = editor.add(main, "Add", [product, adds], like="scores"), shape[:-1]
     else:
-        x = at if len(shape) == 2 else main.add("Flatten", main.add("GlobalAveragePool", [at]).outputs, axis=1).outputs[0]
-        product = last = main.add("Gemm", [x, holds, adds], like="scores", transB=1)
+        x = end
+        if len(shape) > 2:
+            x = editor.add(main, "Flatten", [editor.add(main, "GlobalAveragePool", [end])], axis=1)
+        product = scores = editor.add(main, "Gemm", [x, holds, adds], like="scores", transB=1)
         places = shape[:1]
-    main.outputs = NameList(last.outputs)
+    main.set_outputs([scores])
     remove_dead_functions(editor)
-    editor.write()
     del model.graph.output[1:]
+    model.graph.output[0].name = scores.name
+    editor.write()
     model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(dtype), [*places, outputs]))
-    return ReplacedHead(product.title, holds, adds, features, 0, outputs, "", at)
+    assert product.producer is not None
+    return ReplacedHead(product.producer.title, holds.name, adds.name, features, 0, outputs, "", at)
 
 
-def _features(editor: ModelEditor, at: str) -> tuple[tuple[int | str | None, ...], int, np.dtype[Any]]:
+def _features(editor: ModelEditor, end: Value) -> tuple[tuple[int | str | None, ...], int, np.dtype[Any]]:
     """The shape of a value, the axis of its features, and its dtype; raises UnsupportedModel if no layer can follow it."""
-    type, opset = editor.main.type(at), editor.main.opset
-    if opset < 7:
-        raise _none(f"a new layer needs opset 7 or later, got {opset}", "sonnx convert writes the model at a later opset")
+    type, at = editor.type(end), end.name
+    if opset(editor.main) < 7:
+        raise _none(
+            f"a new layer needs opset 7 or later, got {opset(editor.main)}", "sonnx convert writes the model at a later opset"
+        )
     dtype = dtypes.numpy_dtype(type.dtype) if type.dtype else np.dtype(np.float32)
     if not dtypes.is_float(dtype):
         raise _none(f"{at!r} must be float, got {dtypes.onnx_name(dtype)}", _OTHER)

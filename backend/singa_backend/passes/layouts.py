@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..ir.declaration import has_trait, newest_declaration
+from ..ir.graph import Node, Value
 from ..rewriting.identity import drops_nothing
-from ..rewriting.transposes import compose, invert
-from .graph import GraphEditor
-from .index import NodeEditor, Type
-from .operator_facts import axes_since, get_ints, inside, permutation, set_ints
-from .view import ModelView
+from ..rewriting.transposes import compose, invert, permutation
+from .model import source
+from .operator_facts import axes_since, get_ints, inside, set_ints
+from .rewriter import ModelRewriter
+from .values import Type
 
 Perm = tuple[int, ...]
 LARGEST = 1 << 24
@@ -44,69 +45,69 @@ class Moved:
     after: Sequence[int] | None = None
 
 
-Rule = Callable[[GraphEditor, NodeEditor, Perm], Moved | None]
+Rule = Callable[[ModelRewriter, Node, Perm], Moved | None]
 
 
-def moved(graph: GraphEditor, node: NodeEditor, slot: int, p: Perm) -> Moved | None:
+def moved(rewriter: ModelRewriter, node: Node, slot: int, p: Perm) -> Moved | None:
     """How a node computes from x in place of y = Transpose(x, p) in its input `slot`; None if it cannot."""
     if not movable(node):
         return None
     if has_trait("", node.op_type, "broadcasting"):
-        return _broadcast(graph, node, slot, p)
+        return _broadcast(rewriter, node, slot, p)
     if node.op_type == "Concat":
-        return _concat(graph, node, p)
+        return _concat(rewriter, node, p)
     rule = _rule(node.op_type)
     if rule is None or slot != 0 or node.inputs.count(node.inputs[0]) > 1 or not all(node.outputs):
         return None
-    return rule(graph, node, p)
+    return rule(rewriter, node, p)
 
 
 # --- element by element
 
 
-def _unary(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _unary(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     return Moved([p])
 
 
-def _dropout(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    return Moved([p] * len(node.outputs)) if drops_nothing(ModelView(graph), node) else None
+def _dropout(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    return Moved([p] * len(node.outputs)) if drops_nothing(rewriter, node) else None
 
 
-def _broadcast(graph: GraphEditor, node: NodeEditor, slot: int, p: Perm) -> Moved | None:
+def _broadcast(rewriter: ModelRewriter, node: Node, slot: int, p: Perm) -> Moved | None:
     """All inputs get the same layout; lower ranks are padded with leading ones.  Old versions (before 7 or 8) are refused."""
     declaration = newest_declaration("", node.op_type)
-    if declaration is None or graph.opset < declaration.versions[0] or len(node.outputs) != 1:
+    if declaration is None or rewriter.opset < declaration.versions[0] or len(node.outputs) != 1:
         return None
-    others = [i for i, n in enumerate(node.inputs) if n != node.inputs[slot]]
-    if not all(can_lay_out(graph, node.inputs[i], len(p)) for i in others):
+    others = [i for i, n in enumerate(node.inputs) if n is not node.inputs[slot]]
+    if not all(can_lay_out(rewriter, node.inputs[i], len(p)) for i in others):
         return None
     return Moved([p], others=others)
 
 
-def _quantized(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _quantized(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     """Per tensor or per axis; not per block."""
     if node.get("block_size", 0) or len(node.outputs) != 1:
         return None
-    return _axis(graph, node, p, 1) if graph.opset >= 13 else Moved([p])
+    return _axis(rewriter, node, p, 1) if rewriter.opset >= 13 else Moved([p])
 
 
 # --- one axis
 
 
-def _axis(graph: GraphEditor, node: NodeEditor, p: Perm, default: int = -1) -> Moved | None:
+def _axis(rewriter: ModelRewriter, node: Node, p: Perm, default: int = -1) -> Moved | None:
     axes = inside([node.get("axis", default)], len(p))
     return None if axes is None else Moved([p] * len(node.outputs), {"axis": p[axes[0]]})
 
 
-def _softmax(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _softmax(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     """Before opset 13 `axis` and later axes were flattened: they may only move among themselves."""
-    if graph.opset >= 13:
-        return _axis(graph, node, p)
+    if rewriter.opset >= 13:
+        return _axis(rewriter, node, p)
     axes = inside([node.get("axis", 1)], len(p))
     return Moved([p]) if axes is not None and min(p[axes[0] :], default=0) >= axes[0] else None
 
 
-def _trailing(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _trailing(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     """Normalized over `axis` and later axes: these must not move."""
     axes = inside([node.get("axis", -1)], len(p))
     if axes is None or len(node.outputs) != 1 or any(p[j] != j for j in range(axes[0], len(p))):
@@ -114,34 +115,34 @@ def _trailing(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return Moved([p], {"axis": axes[0]})
 
 
-def _channel(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _channel(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     """Channels must stay axis 1; all but BatchNormalization also require samples at axis 0."""
     fixed = p[:2] == (0, 1) if node.op_type != "BatchNormalization" else len(p) > 1 and p[1] == 1
     return Moved([p]) if fixed and len(node.outputs) == 1 else None
 
 
-def _cumulative(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    axis = graph.constant(node.input(1))
+def _cumulative(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    axis = rewriter.constant(node.input(1))
     axes = None if axis is None or axis.size != 1 or axis.dtype != np.int64 else inside([int(axis.reshape(-1)[0])], len(p))
     return None if axes is None else Moved([p], lists=[("axis", 1, 0, [p[axes[0]]])])
 
 
-def _concat(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _concat(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     axes = inside([node.get("axis", 1)], len(p))
-    if axes is None or not all(graph.rank(n) == len(p) and can_lay_out(graph, n, len(p)) for n in node.inputs):
+    if axes is None or not all(rewriter.editor.rank(n) == len(p) and can_lay_out(rewriter, n, len(p)) for n in node.inputs):
         return None
     return Moved([p], {"axis": p[axes[0]]}, others=range(len(node.inputs)))
 
 
-def _split(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    return _axis(graph, node, p, 0)
+def _split(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    return _axis(rewriter, node, p, 0)
 
 
 # --- lists of axes
 
 
-def _reduce(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    given, axes = get_ints(graph, node, "axes", 1, axes_since(node))
+def _reduce(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    given, axes = get_ints(rewriter, node, "axes", 1, axes_since(node))
     if (given and axes is None) or (not axes and node.get("noop_with_empty_axes", 0)):
         return None
     found = inside(axes or tuple(range(len(p))), len(p))
@@ -151,7 +152,7 @@ def _reduce(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return Moved([p if node.get("keepdims", 1) else _without(p, found)], lists=lists)
 
 
-def _arg(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _arg(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     axes = inside([node.get("axis", 0)], len(p))
     if axes is None:
         return None
@@ -165,10 +166,10 @@ def _without(p: Perm, axes: Sequence[int]) -> Perm:
     return tuple(order.index(k) for k in kept)
 
 
-def _squeeze(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    given, axes = get_ints(graph, node, "axes", 1, axes_since(node))
+def _squeeze(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    given, axes = get_ints(rewriter, node, "axes", 1, axes_since(node))
     if not given:
-        shape = graph.static(node.inputs[0])
+        shape = rewriter.editor.static(node.inputs[0])
         axes = None if shape is None else tuple(i for i, d in enumerate(shape) if d == 1)
     found = inside(axes, len(p))
     if found is None:
@@ -176,8 +177,8 @@ def _squeeze(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return Moved([_without(p, found)], lists=[("axes", 1, axes_since(node), sorted(p[a] for a in found))] if given else [])
 
 
-def _unsqueeze(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    axes = get_ints(graph, node, "axes", 1, axes_since(node))[1]
+def _unsqueeze(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    axes = get_ints(rewriter, node, "axes", 1, axes_since(node))[1]
     rank = len(p) + len(axes or ())
     found = inside(axes, rank)
     if found is None:
@@ -189,12 +190,12 @@ def _unsqueeze(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return Moved([tuple(q)])
 
 
-def _slice(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    given, axes = get_ints(graph, node, "axes", 3, 10)
+def _slice(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    given, axes = get_ints(rewriter, node, "axes", 3, 10)
     if given and axes is None:
         return None
     if axes is None:
-        starts = get_ints(graph, node, "starts", 1, 10)[1]
+        starts = get_ints(rewriter, node, "starts", 1, 10)[1]
         if starts is None:
             return None
         axes = tuple(range(len(starts)))
@@ -205,12 +206,12 @@ def _slice(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
 # --- one number for each axis
 
 
-def _pad(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _pad(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     if node.input(3):
-        axes = inside(get_ints(graph, node, "axes", 3, 18)[1], len(p))
+        axes = inside(get_ints(rewriter, node, "axes", 3, 18)[1], len(p))
         return None if axes is None else Moved([p], lists=[("axes", 3, 18, [p[a] for a in axes])])
-    pads = get_ints(graph, node, "pads", 1, 11)[1]
-    if pads is None or len(pads) != 2 * len(p) or graph.opset < 2:
+    pads = get_ints(rewriter, node, "pads", 1, 11)[1]
+    if pads is None or len(pads) != 2 * len(p) or rewriter.opset < 2:
         return None
     return Moved([p], lists=[("pads", 1, 11, [*_spread(pads[: len(p)], p), *_spread(pads[len(p) :], p)])])
 
@@ -221,61 +222,61 @@ def _spread(values: Sequence[Any], p: Perm) -> list[Any]:
     return [values[inverse[k]] for k in range(len(p))]
 
 
-def _tile(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    repeats = get_ints(graph, node, "", 1, 0)[1]
-    if graph.opset < 6 or repeats is None or len(repeats) != len(p):
+def _tile(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    repeats = get_ints(rewriter, node, "", 1, 0)[1]
+    if rewriter.opset < 6 or repeats is None or len(repeats) != len(p):
         return None
     return Moved([p], lists=[("repeats", 1, 0, _spread(repeats, p))])
 
 
-def _expand(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    shape = get_ints(graph, node, "", 1, 0)[1]
+def _expand(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    shape = get_ints(rewriter, node, "", 1, 0)[1]
     if shape is None or len(shape) > len(p):
         return None
     return Moved([p], lists=[("shape", 1, 0, _spread((1,) * (len(p) - len(shape)) + shape, p))])
 
 
-def _resize(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _resize(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     """Scales or sizes move with their axes.  If it interpolates, samples and channels stay first, as engines require."""
     axes = inside(node.get("axes"), len(p)) if node.get("axes") is not None else None
     if node.get("axes") is not None and axes is None:
         return None
     if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         return None
-    slot = 1 if graph.opset < 11 else 3 if node.input(3) else 2
+    slot = 1 if rewriter.opset < 11 else 3 if node.input(3) else 2
     if axes is not None:
         if node.get("mode", "nearest") != "nearest" and any(p[a] < 2 for a in axes):
             return None
         return Moved([p], {"axes": [p[a] for a in axes]})
-    values = graph.constant(node.input(slot))
+    values = rewriter.constant(node.input(slot))
     if values is None or values.size != len(p):
         return None
     spread = _spread(values.reshape(-1).tolist(), p)
     if node.get("mode", "nearest") != "nearest":
-        shape = graph.shape(node.inputs[0])
+        shape = rewriter.editor.shape(node.inputs[0])
         x = [1.0] * len(p) if slot != 3 else _spread(shape, p) if shape is not None else [None] * len(p)
         if spread[:2] != list(x[:2]):
             return None
     return Moved([p], lists=[("sizes" if slot == 3 else "scales", slot, 0, spread)])
 
 
-def _upsample(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
-    if graph.opset < 9:
+def _upsample(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
+    if rewriter.opset < 9:
         scales = node.get("scales")
         if scales is None or len(scales) != len(p):
             return None
         spread = _spread(scales, p)
         return Moved([p], {"scales": spread}) if node.get("mode", "nearest") == "nearest" or spread[:2] == [1, 1] else None
-    return _resize(graph, node, p) if graph.opset < 10 else None
+    return _resize(rewriter, node, p) if rewriter.opset < 10 else None
 
 
-def _shape(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _shape(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     """Shape(y) is Shape(x) in another order."""
     places = p[slice(node.get("start", 0), node.get("end"))]
     return Moved([()], {"start": None, "end": None}, after=places)
 
 
-def _size(graph: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
+def _size(rewriter: ModelRewriter, node: Node, p: Perm) -> Moved | None:
     return Moved([()])
 
 
@@ -297,7 +298,7 @@ def _rule(name: str) -> Rule | None:
     return _reduce if has_trait("", name, "reduction") else RULES.get(name)
 
 
-def movable(node: NodeEditor) -> bool:
+def movable(node: Node) -> bool:
     """Whether a Transpose may move through a node, or merge with it."""
     name = node.op_type
     if not node.plain or node.domain:
@@ -308,45 +309,47 @@ def movable(node: NodeEditor) -> bool:
 # --- the other inputs
 
 
-def can_lay_out(graph: GraphEditor, name: str, rank: int) -> bool:
+def can_lay_out(rewriter: ModelRewriter, value: Value | None, rank: int) -> bool:
     """Whether a value can get the layout of x: its rank is known and not larger, and no large constant is copied."""
-    own = graph.rank(name)
-    return own is not None and own <= rank and graph.constant_bytes(name) <= LARGEST
+    own = rewriter.editor.rank(value)
+    return own is not None and own <= rank and rewriter.constant_bytes(value) <= LARGEST
 
 
-def lay_out(graph: GraphEditor, name: str, p: Perm, before: NodeEditor) -> str:
+def lay_out(rewriter: ModelRewriter, value: Value, p: Perm, before: Node) -> Value:
     """The value whose Transpose(p) is this value with leading ones; new nodes are inserted before `before`."""
-    rank, n = graph.rank(name), len(p)
+    editor, graph = rewriter.editor, rewriter.graph
+    rank, n = editor.rank(value), len(p)
     assert rank is not None
     if rank == 0:
-        return name
+        return value
     inverse = invert(p)
-    kind = graph.type(name)
-    array = graph.constant(name, LARGEST)
+    dtype = editor.type(value).dtype
+    array = rewriter.constant(value, LARGEST)
     if array is not None:
-        return graph.add_constant(
-            array.reshape((1,) * (n - rank) + array.shape).transpose(inverse), name, graph.trains(array, name)
-        )
+        turned = array.reshape((1,) * (n - rank) + array.shape).transpose(inverse)
+        return editor.add_constant(graph, turned, source(value).name, editor.trains(array, value))
     axes = [k for k in range(n) if inverse[k] >= n - rank]  # axes of the result that come from axes of the value
     order = tuple(inverse[k] - (n - rank) for k in axes)
-    maker = graph.producer(name)
+    maker = value.producer
     if maker is not None and maker.is_("Transpose"):
-        q = permutation(graph, maker)
-        if q is not None and len(q) == rank:
-            name, order = maker.inputs[0], compose(q, order)
-    shape = graph.shape(name)
+        q, x = permutation(rewriter, maker), maker.input(0)
+        if q is not None and len(q) == rank and x is not None:
+            value, order = x, compose(q, order)
+    shape = editor.shape(value)
     if order != tuple(range(rank)):
-        after = None if shape is None else tuple(shape[i] for i in order)
-        name = graph.add("Transpose", [name], before=before, like=name, type=Type(kind.dtype, after), perm=order).outputs[0]
-        shape = after
+        shape = None if shape is None else tuple(shape[i] for i in order)
+        value = editor.add(graph, "Transpose", [value], before=before, like=source(value).name, perm=order)
+        editor.types[value] = Type(dtype, shape)
     first = axes[0]
     ones = [k - first for k in range(first, n) if k not in axes]
     if not ones:
-        return name
+        return value
     full = list(shape) if shape is not None else None
     if full is not None:
         for k in ones:
             full.insert(k, 1)
-    node = graph.add("Unsqueeze", [name], before=before, like=name, type=Type(kind.dtype, None if full is None else tuple(full)))
-    set_ints(graph, node, "axes", 1, axes_since(node), ones)
-    return node.outputs[0]
+    value = editor.add(graph, "Unsqueeze", [value], before=before, like=source(value).name)
+    editor.types[value] = Type(dtype, None if full is None else tuple(full))
+    if value.producer is not None:
+        set_ints(rewriter, value.producer, "axes", 1, axes_since(value.producer), ones)
+    return value

@@ -20,6 +20,8 @@ from typing import Any
 from onnx import ModelProto
 
 from ..errors import InvalidInput, InvalidModel, ResourceExhausted
+from ..ir.graph import Journal
+from ..ir.structure import check_structure
 from ..rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from ..rewriting.affine import channels
 from ..rewriting.attention import attentions
@@ -30,12 +32,11 @@ from ..rewriting.rotary import rotary_embeddings
 from ..rewriting.run import run
 from .back_to_back import remove_back_to_back
 from .cleaning import merge_duplicates, remove_dead, remove_dead_functions
-from .graph import GraphEditor
 from .loops import move_out_of_loops
 from .model import ModelEditor
+from .rewriter import ModelRewriter
 from .shapes import simplify_shapes
 from .transpose import optimize_transpose
-from .view import ModelView
 
 
 @dataclass(frozen=True)
@@ -53,38 +54,33 @@ class Pass:
     run: Callable[[ModelEditor], int]
 
 
-def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]:
+def _each(rewrite: Callable[[ModelRewriter], int]) -> Callable[[ModelEditor], int]:
     """Apply a rewrite of one graph to all graphs, inner ones first."""
 
     def apply(editor: ModelEditor) -> int:
         count = 0
         for graph in list(editor.graphs()):
-            if count:
-                graph.reindex()  # its subgraphs may have changed
-            count += rewrite(graph)
+            count += rewrite(ModelRewriter(editor, graph))
+            if graph.owner is not None:
+                graph.release_captured()
         return count
 
     return apply
 
 
-def _rule(rewrite: Callable[[ModelView], int]) -> Callable[[ModelEditor], int]:
-    """Apply a rule of `rewriting` to all graphs, inner ones first."""
-    return _each(lambda graph: rewrite(ModelView(graph)))
-
-
 PASSES: dict[str, Pass] = {
     p.name: p
     for p in (
-        Pass("remove_identity", "remove nodes whose output equals their input", _rule(identity)),
+        Pass("remove_identity", "remove nodes whose output equals their input", _each(identity)),
         Pass("simplify_shapes", "replace known sizes by constants", _each(simplify_shapes)),
-        Pass("fold_constants", "evaluate nodes whose inputs are all constants", _rule(constants)),
+        Pass("fold_constants", "evaluate nodes whose inputs are all constants", _each(constants)),
         Pass("move_out_of_loops", "move nodes that are the same in every iteration out of loops", _each(move_out_of_loops)),
         Pass("remove_back_to_back", "merge two successive nodes, or remove both", _each(remove_back_to_back)),
         Pass("optimize_transpose", "move Transposes down until they cancel", _each(optimize_transpose)),
         Pass(
             "fold_batch_normalization",
             "fold the scale and shift of channels into the preceding weights",
-            _rule(lambda view: channels(view, ("Conv", "ConvTranspose", "Gemm"))),
+            _each(lambda rewriter: channels(rewriter, ("Conv", "ConvTranspose", "Gemm"))),
         ),
         Pass("merge_duplicates", "merge equal nodes and equal constants", _each(merge_duplicates)),
         Pass(
@@ -99,15 +95,15 @@ PASSES: dict[str, Pass] = {
 FUSIONS: dict[str, Pass] = {
     p.name: p
     for p in (
-        Pass("layer_norms", "fuse LayerNormalization, RMSNormalization and InstanceNormalization", _rule(layer_norms)),
-        Pass("group_norms", "fuse GroupNormalization", _rule(group_norms)),
-        Pass("activations", "fuse Gelu, Swish, HardSwish and Mish", _rule(activations)),
-        Pass("hard_sigmoids", "fuse HardSigmoid", _rule(hard_sigmoids)),
-        Pass("leaky_relus", "fuse LeakyRelu", _rule(leaky_relus)),
-        Pass("prelus", "fuse PRelu", _rule(prelus)),
-        Pass("softplus", "fuse Softplus", _rule(softplus)),
-        Pass("rotary_embeddings", "fuse RotaryEmbedding", _rule(rotary_embeddings)),
-        Pass("attentions", "fuse Attention", _rule(attentions)),
+        Pass("layer_norms", "fuse LayerNormalization, RMSNormalization and InstanceNormalization", _each(layer_norms)),
+        Pass("group_norms", "fuse GroupNormalization", _each(group_norms)),
+        Pass("activations", "fuse Gelu, Swish, HardSwish and Mish", _each(activations)),
+        Pass("hard_sigmoids", "fuse HardSigmoid", _each(hard_sigmoids)),
+        Pass("leaky_relus", "fuse LeakyRelu", _each(leaky_relus)),
+        Pass("prelus", "fuse PRelu", _each(prelus)),
+        Pass("softplus", "fuse Softplus", _each(softplus)),
+        Pass("rotary_embeddings", "fuse RotaryEmbedding", _each(rotary_embeddings)),
+        Pass("attentions", "fuse Attention", _each(attentions)),
     )
 }
 """The passes that `fuse` adds: they replace primitive forms by operators that the model's opset has, and round."""
@@ -291,15 +287,11 @@ def _named(name: str) -> Pass:
 
 def _run(editor: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
     failed: set[str] = set()
-    restore = editor.snapshot()
 
     def once(rewrite: Pass, did: PassReport) -> int:
-        nonlocal restore
         if rewrite.name in failed:
             return 0
-        failure = _step(editor, rewrite, did, restore)
-        if did.changed:
-            restore = editor.snapshot()
+        failure = _step(editor, rewrite, did, editor.record())
         if failure is not None:
             failed.add(rewrite.name)
             report.failures.append(failure)
@@ -310,7 +302,7 @@ def _run(editor: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Repor
     report.rounds, report.settled = done.rounds, done.settled
 
 
-def _step(editor: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> PassFailure | None:
+def _step(editor: ModelEditor, rewrite: Pass, did: PassReport, journal: Journal) -> PassFailure | None:
     """Run one pass once; if it raises, or leaves an invalid graph, it is undone."""
     before, start = _count(editor), time.perf_counter()
     did.changed = 0
@@ -323,7 +315,8 @@ def _step(editor: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable
             _check(editor)
     except Exception as error:
         did.changed = 0
-        restore()
+        journal.undo()
+        editor.forget()
         return PassFailure(rewrite.name, type(error).__name__, str(error))
     finally:
         did.seconds += time.perf_counter() - start
@@ -336,7 +329,7 @@ def _step(editor: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable
 
 def _check(editor: ModelEditor) -> None:
     for graph in editor.all_graphs():
-        graph.check()
+        check_structure(graph)
 
 
 def _count(editor: ModelEditor) -> Counter[str]:

@@ -9,31 +9,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ir.graph import Node
 from ..ir.shapes import Dim
 from ..rewriting.sizes import sizes
-from .graph import GraphEditor
-from .index import NodeEditor
-from .view import ModelView
+from .rewriter import ModelRewriter
 
 
-def simplify_shapes(graph: GraphEditor) -> int:
+def simplify_shapes(rewriter: ModelRewriter) -> int:
     """Replace known sizes, and the shape inputs of Reshapes, by constants."""
-    view = ModelView(graph)
-    return sizes(view) + sum(_reshape(view, node) for node in view.named("Reshape") if view.version(node) >= 5)
+    count = sizes(rewriter)
+    return count + sum(_reshape(rewriter, node) for node in rewriter.named("Reshape") if rewriter.version(node) >= 5)
 
 
-def _reshape(view: ModelView, node: NodeEditor) -> bool:
+def _reshape(rewriter: ModelRewriter, node: Node) -> bool:
     """Write the target of a Reshape as a constant: 0 for the input's size at the same axis, -1 once.
 
     Only in models: a plan knows sizes by their names, and each of its runs has them as numbers.
     """
-    wanted = view.followed(node.inputs[1])
-    if not isinstance(wanted, tuple) or view.is_constant(node.inputs[1]) or node.get("allowzero", 0):
+    shape = node.inputs[1]
+    wanted = None if shape is None else rewriter.followed(shape)
+    if not isinstance(wanted, tuple) or rewriter.is_constant(shape) or node.get("allowzero", 0):
         return False
-    target = constant_target(wanted, view.shape(node.inputs[0]))
+    target = constant_target(wanted, rewriter.shape(node.inputs[0]))
     if target is None:
         return False
-    view.graph.rewire(node, [node.inputs[0], view.graph.add_constant(np.array(target, np.int64), "shape")])
+    node.read([node.inputs[0], rewriter.editor.add_constant(rewriter.graph, np.array(target, np.int64), "shape")])
     return True
 
 

@@ -7,24 +7,22 @@ trusted, because a run refuses other values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
+from ..ir.graph import Graph, Node, Value
+from ..ir.structure import defined_values
+from ..ir.writer import node_message, value_names
 from ..proto.checker import Inference, infer_shapes
 from ..proto.values import sizes
-from .graph import GraphEditor
-from .index import NodeEditor, Type
-from .typed_graph import nbytes
+from .values import Type, nbytes
 
 FEW = 1 << 10
 """Maximum bytes of a constant whose value is copied, because it may be a shape; of a larger one only the type is."""
 
 
-def infer(
-    proto: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor], *, ask: bool = True
-) -> tuple[dict[int, dict[str, Type]], str]:
-    """The types of the values of each graph, by its id, and why inference did not answer ("" if it did).
+def infer(proto: ModelProto, main: Graph, functions: Sequence[Graph], *, ask: bool = True) -> tuple[dict[Value, Type], str]:
+    """The types of the values of all graphs, and why inference did not answer ("" if it did).
 
     Only declared types if inference fails, or is not run.
     """
@@ -35,36 +33,34 @@ def infer(
         copy = model.functions.add(name=f.name, domain=f.domain, overload=f.overload)
         for field in ("input", "output", "attribute", "attribute_proto", "opset_import"):
             getattr(copy, field).extend(getattr(f, field))
-        copy.node.extend(node_proto(n, light=True) for n in graph.nodes)
-    found: dict[int, dict[str, Type]] = {id(graph): {} for top in (main, *functions) for graph in top.walk()}
+        copy.node.extend(map(light_message, graph.nodes))
+    found: dict[Value, Type] = {}
     inferred = infer_shapes(model) if ask else Inference(model)  # it fails for an invalid model or an unknown operator
     _take(main, inferred.model.graph, found)
     return found, "" if inferred.answered else inferred.failure
 
 
-def _take(graph: GraphEditor, proto: GraphProto, found: dict[int, dict[str, Type]]) -> None:
-    types = found[id(graph)]
+def _take(graph: Graph, proto: GraphProto, found: dict[Value, Type]) -> None:
+    values = {v.name: v for v in defined_values(graph)}
     for info in (*proto.value_info, *proto.input, *proto.output):
         kind = read_type(info.type)
-        if kind != Type():
-            types[info.name] = kind
-    _distrust(graph, types)
+        if kind != Type() and info.name in values:
+            found[values[info.name]] = kind
+    _distrust(graph, found)
     for node, written in zip(graph.nodes, proto.node, strict=True):
-        for a in written.attribute:
-            if a.HasField("g"):
-                _take(node.graphs[a.name], a.g, found)
-            for i, g in enumerate(a.graphs):
-                _take(node.graphs[f"{a.name}/{i}"], g, found)
+        inner = [g for a in written.attribute for g in (a.graphs or ([a.g] if a.HasField("g") else []))]
+        for body, g in zip(node.bodies, inner, strict=True):
+            _take(body, g, found)
 
 
-def _distrust(graph: GraphEditor, types: dict[str, Type]) -> None:
+def _distrust(graph: Graph, types: dict[Value, Type]) -> None:
     """Forget what follows from sizes of 0 in results of Attention: onnx's inference multiplies an open size as 0."""
-    doubtful: set[str] = set()
+    doubtful: set[Value | None] = set()
     for node in graph.nodes:
-        wrong = node.is_("Attention") and any(0 in (types.get(o, Type()).shape or ()) for o in node.outputs)
-        if wrong or (doubtful and (node.graphs or not doubtful.isdisjoint(node.inputs))):
-            doubtful.update(node.outputs)
-            types.update({o: Type(types[o].dtype) for o in node.outputs if o in types})
+        wrong = node.is_("Attention") and any(0 in (types.get(o, Type()).shape or ()) for o in node.results)
+        if wrong or (doubtful and (node.bodies or not doubtful.isdisjoint(node.inputs))):
+            doubtful.update(node.results)
+            types.update({o: Type(types[o].dtype) for o in node.results if o in types})
 
 
 def read_type(proto: TypeProto) -> Type:
@@ -77,23 +73,27 @@ def read_type(proto: TypeProto) -> Type:
     return Type(tensor.elem_type, sizes(tensor))
 
 
-def skeleton(graph: GraphEditor) -> GraphProto:
+def skeleton(graph: Graph) -> GraphProto:
     """The graph without large tensors; inputs of subgraphs without shapes, which may differ between iterations."""
     light = GraphProto(name="g")
-    assert isinstance(graph.proto, GraphProto)
-    for info in graph.proto.input:
-        if info.name not in graph.inputs:
+    proto = graph.proto
+    assert isinstance(proto, GraphProto)
+    inputs = {v.name for v in (*graph.inputs, *graph.optional_inputs)}
+    for info in proto.input:
+        if info.name not in inputs:
             continue
         copy = light.input.add()
         copy.CopyFrom(info)
-        if graph.outer is not None and copy.type.HasField("tensor_type"):
+        if graph.owner is not None and copy.type.HasField("tensor_type"):
             copy.type.tensor_type.ClearField("shape")
-    light.output.extend([type(graph.proto.output[0])(name=o) for o in graph.outputs] if graph.outputs else [])
-    light.initializer.extend(stub(t, n) for n, t in graph.initializers.items())
-    for name, sparse in graph.sparse.items():
-        held = TensorProto(name=name, data_type=sparse.values.data_type, dims=sparse.dims, data_location=TensorProto.EXTERNAL)
-        light.initializer.append(held)
-    light.node.extend(node_proto(n, light=True) for n in graph.nodes)
+    light.output.extend([type(proto.output[0])(name=o) for o in value_names(graph.outputs, graph)] if graph.outputs else [])
+    for name, value in graph.initializers.items():
+        held = value.constant
+        if isinstance(held, SparseTensorProto):
+            dtype = held.values.data_type
+            held = TensorProto(name=name, data_type=dtype, dims=held.dims, data_location=TensorProto.EXTERNAL)
+        light.initializer.append(stub(held, name))
+    light.node.extend(map(light_message, graph.nodes))
     return light
 
 
@@ -104,22 +104,14 @@ def stub(tensor: TensorProto, name: str) -> TensorProto:
     return TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL)
 
 
-def node_proto(node: NodeEditor, light: bool = False) -> NodeProto:
-    """Create the message of a node.  light: without large tensors."""
-    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
-    proto.input.extend(node.inputs)
-    proto.output.extend(node.outputs)
-    for name, a in node.attributes.items():
-        held: Any = a.t if a.HasField("t") else None
-        if light and held is not None and nbytes(held) > FEW:
-            proto.attribute.add(name=name, type=a.type).t.CopyFrom(stub(held, held.name))
-        else:
-            proto.attribute.append(a)
-    lists: dict[str, Any] = {}
-    for key, graph in node.graphs.items():
-        name, _, index = key.partition("/")
-        if index:
-            lists.setdefault(name, proto.attribute.add(name=name, type=10)).graphs.append(skeleton(graph))
-        else:
-            proto.attribute.add(name=name, type=5).g.CopyFrom(skeleton(graph))
-    return proto
+def light_message(node: Node) -> NodeProto:
+    """The message of a node without large tensors."""
+    return node_message(node, attribute=_light, body=skeleton)
+
+
+def _light(a: AttributeProto) -> AttributeProto:
+    if not a.HasField("t") or nbytes(a.t) <= FEW:
+        return a
+    made = AttributeProto(name=a.name, type=a.type)
+    made.t.CopyFrom(stub(a.t, a.t.name))
+    return made

@@ -16,11 +16,11 @@ from onnx import helper
 from .. import dtypes, limits
 from ..errors import SonnxError
 from ..interpreters.builder import GraphBuilder
+from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
 from ..proto.schemas import LAX, MICROSOFT, newest
-from .region import Region, RegionCall, inline
+from .flat import Inliner
 
 SETTING = 16
 """The number of elements of a constant up to which it is part of the body: a shape, an axis, a length."""
@@ -60,20 +60,19 @@ class Given:
         return np.frombuffer(self.setting, self.dtype).reshape([d or 0 for d in self.shape])
 
 
-def has_body(call: RegionCall) -> bool:
+def has_body(node: ir.Node) -> bool:
     """Whether plans may compute a call by its body: onnxruntime's operators, with some exceptions.
 
     Random numbers are drawn once, and weights of few bits stay packed: a plan would keep what a body unpacks.
     """
-    node = call.node
     if node.domain not in (MICROSOFT, LAX) or node.operator is None or node.operator.declaration.decomposition_rule is None:
         return False
     return not node.operator.declaration.host and not node.operator.declaration.traits & KEEPING
 
 
-def rounds_once(call: RegionCall, given: Sequence[Given | None]) -> bool:
+def rounds_once(call: ir.Node, given: Sequence[Given | None]) -> bool:
     """Whether the definition rounds narrow floats once, and the body would at each operator."""
-    moves = has_trait(call.node.domain, call.name, "moves")
+    moves = has_trait(call.domain, call.op_type, "moves")
     return not moves and any(g.dtype in dtypes.NARROW_FLOATS for g in given if g is not None)
 
 
@@ -81,21 +80,21 @@ class Bodies:
     """The bodies of calls as graphs; equal calls share one."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Graph | None] = {}
+        self._known: dict[Any, ir.Graph | None] = {}
 
-    def append(self, region: Region, call: RegionCall, given: Sequence[Given | None]) -> tuple[int, ...] | None:
-        """Append the calls of a body to a region.
+    def inlined(
+        self, node: ir.Node, given: Sequence[Given | None], values: Sequence[ir.Value | None]
+    ) -> tuple[list[ir.Node], list[ir.Value | None]] | None:
+        """The nodes of a body in place of a node, and its outputs.
 
         Args:
-            region: the region.
-            call: the call.
+            node: the node.
             given: its inputs; None for an absent one.
+            values: what the body reads in their place.
 
         Returns:
-            The ids of the outputs; None if there is no body for these inputs, or one with subgraphs, for which nothing is
-            prepared.
+            New nodes; None if there is no body for these inputs, or one with bodies, for which nothing is prepared.
         """
-        node = call.node
         assert node.operator is not None
         attributes = tuple(sorted((n, repr(v)) for n, v in node.attributes.items()))
         key = (node.domain, node.op_type, node.operator.version, len(node.outputs), attributes, tuple(given))
@@ -104,15 +103,13 @@ class Bodies:
         graph = self._known[key]
         if graph is None:
             return None
-        ids = [ABSENT] * graph.size
-        sources = [i for i, g in zip(call.inputs, given, strict=True) if g is not None and g.setting is None]
-        for slot, i in zip(graph.input_slots, sources, strict=True):
-            ids[slot] = i
-        inline(region, graph, ids, {}, call.origins or (node,))
-        return tuple(ids[s] for s in graph.output_slots)
+        sources = [v for v, g in zip(values, given, strict=True) if v is not None and g is not None and g.setting is None]
+        inliner = Inliner(origins=node.origins)
+        outputs = inliner.inline(graph, dict(zip(graph.inputs, sources, strict=True)))
+        return inliner.nodes, outputs
 
 
-def _body(node: Node, given: Sequence[Given | None]) -> Graph | None:
+def _body(node: ir.Node, given: Sequence[Given | None]) -> ir.Graph | None:
     """The decomposition of a call as a graph with its inputs and outputs; None if it does not apply."""
     operator = node.operator
     assert operator is not None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from ..ir.graph import ABSENT
 from ..kernels.table import table
 from ..proto.schemas import SINGA_DOMAIN
-from .region import RegionCall
 
 INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 """Operators whose kernels add a quantized value: a DequantizeLinear of the other operand joins their chain."""
@@ -20,29 +19,29 @@ LONGEST = 12
 """The maximum number of calls of a chain."""
 
 
-def chains(calls: Sequence[RegionCall], outputs: Iterable[int]) -> list[tuple[RegionCall, ...]]:
+def chains(calls: Sequence[ir.Node], outputs: Iterable[ir.Value]) -> list[tuple[ir.Node, ...]]:
     """Group the calls: each group takes the place of its last call, so that all its inputs are known there.
 
     A call with two single-use operands joins the chain of the operand that is computed last.
     """
-    uses: dict[int, int] = dict.fromkeys(outputs, 2)  # never a single use
-    maker: dict[int, int] = {}
+    uses: dict[ir.Value | None, int] = dict.fromkeys(outputs, 2)  # never a single use
+    maker: dict[ir.Value | None, int] = {}
     for index, call in enumerate(calls):
-        for i in call.reads:
-            uses[i] = uses.get(i, 0) + 1
-        for o in call.outputs:
+        for read in call.reads:
+            uses[read] = uses.get(read, 0) + 1
+        for o in call.results:
             maker[o] = index
     chain_of: dict[int, list[int]] = {}  # index of a call -> the chain that ends with it
     for index, call in enumerate(calls):
         chain_of[index] = [index]
-        name = call.name
+        name = call.op_type
         lookup, drawn = call.is_(*LOOKUP), call.is_(*DRAWN)
         joins = lookup or drawn or has_trait("", name, "epilogue")
-        if call.node.domain or not joins or sum(o != ABSENT for o in call.outputs) != 1:
+        if call.domain or not joins or len(call.results) != 1:
             continue
         # a Gather reads the preceding result by its second input, any other call that is not binary by its first
         places = list(call.inputs) if is_binary(call) else list(call.inputs[lookup:][:1])
-        places = [i for i in places if i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
+        places = [i for i in places if i is not None and i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
         places.sort(key=lambda i: (calls[chain_of.get(maker[i], [maker[i]])[0]].is_(*INTEGER), maker[i]), reverse=True)
         for i in places:
             chain = chain_of.get(maker[i])
@@ -60,23 +59,23 @@ def chains(calls: Sequence[RegionCall], outputs: Iterable[int]) -> list[tuple[Re
     return [tuple(calls[i] for i in chain) for _, chain in sorted(chain_of.items())]
 
 
-def is_binary(call: RegionCall) -> bool:
+def is_binary(call: ir.Node) -> bool:
     """Whether a call of an epilogue may read the result before it by any of its inputs; by the first one otherwise."""
-    if call.node.domain:
+    if call.domain:
         return False
-    epilogue, broadcasting = (has_trait("", call.name, t) for t in ("epilogue", "broadcasting"))
-    return epilogue and broadcasting and call.name != "PRelu"  # whose slope is broadcast to the first input
+    epilogue, broadcasting = (has_trait("", call.op_type, t) for t in ("epilogue", "broadcasting"))
+    return epilogue and broadcasting and call.op_type != "PRelu"  # whose slope is broadcast to the first input
 
 
-def _begins(call: RegionCall, drawn: bool) -> bool:
+def _begins(call: ir.Node, drawn: bool) -> bool:
     """Whether a chain may begin with a call: there is a kernel, and not one of a gradient, which computes nothing else.
 
     drawn: whether only a chain of random bits is meant.
     """
-    key = (call.node.domain, call.name)
+    key = (call.domain, call.op_type)
     return key in table and call.gradient < 0 and (not drawn or key == (SINGA_DOMAIN, "Philox"))
 
 
-def _reads_result(call: RegionCall, maker: dict[int, int]) -> bool:
+def _reads_result(call: ir.Node, maker: dict[ir.Value | None, int]) -> bool:
     """Whether a call is a DequantizeLinear of another call's result."""
     return call.is_("DequantizeLinear") and call.inputs[0] in maker

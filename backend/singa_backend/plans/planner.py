@@ -19,18 +19,18 @@ import numpy as np
 
 from .. import dtypes, limits
 from ..errors import ResourceExhausted
+from ..ir import graph as ir
 from ..ir.declaration import caches_of
-from ..ir.graph import Graph, Node
 from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
 from ..kernels.values import Value
 from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
 from .exchanges import exchanges, only_sent
+from .flat import Roles, TooManyCalls, flat, source
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
-from .recompute import Home, Recomputing
-from .region import Region, TooManyCalls, region_of
+from .recompute import Homes, Recomputing
 from .trace import (
     Cache,
     Mismatch,
@@ -147,7 +147,7 @@ class Plan:
         self.sums: list[tuple[Any, np.ndarray]] = []
         self.is_plain = False
         self.results_nbytes = 0
-        self.homes: dict[int, Home] = {}
+        self.homes: Homes = {}
 
     def trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
         """Make the plan by a run on these inputs.
@@ -220,7 +220,15 @@ class Plan:
         self.state.bodies = planner.bodies
         self.state.visit_body = partial(BodyVisitor, planner.executor)
         made = Tracer(
-            planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget, planner.caches
+            planner.graph,
+            planner.roles,
+            planner.options,
+            planner.shared,
+            self.state,
+            planner.dynamic,
+            self.facts,
+            budget,
+            planner.caches,
         )
         roots = (made.live, made.segment.cells, *planner.shared.containers())
         if planner.is_body:
@@ -384,7 +392,7 @@ class BodyVisitor(Visitor):
         super().__init__(executor, budget)
         self.bodies = bodies
 
-    def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+    def _inner(self, node: ir.Node, graph: ir.Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         found, exchanged = self.bodies.get(id(graph)), self.budget.exchanges.at
         if found is not None:
             planner, slots = found
@@ -400,14 +408,15 @@ class BodyVisitor(Visitor):
                     self.budget.count_tensor(getattr(y, "nbytes", 0))
                 return found_outputs
             self.budget.exchanges.at = exchanged
-        return super()._inner(graph, inputs, outer)
+        return super()._inner(node, graph, inputs, outer)
 
 
 class Planner:
     """The plans of a model on the CPU, or of a body of a Loop or Scan.
 
     Attributes:
-        region: the calls of the model.
+        graph: the nodes of the model.
+        roles: of its values.
         options: how the plans compute.
         is_body: whether the graph is the body of an operator.
         fused: the number of rewrites of each pass.
@@ -418,7 +427,7 @@ class Planner:
         gradients: the gradients that one kernel computes, and why others are not.
         seen: the shapes of the last runs without a plan of them, and the number of these runs.
         shared: packed weights and folded constants, which all plans share.
-        dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
+        dynamic: the nodes of the model whose output shapes have differed between runs of one plan.
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
         replaced: the place of the input that a result replaces in place, by the place of the result.
         recomputing: chooses the calls that run twice, so that their results need not be kept; None if all are kept.
@@ -431,17 +440,17 @@ class Planner:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: ir.Graph,
         executor: Executor,
         options: Options,
-        captured: dict[int, Any] | None = None,
+        captured: dict[ir.Value, Any] | None = None,
         allowed: limits.Limits | None = None,
         weights: Any = None,
         replaced: Mapping[int, int] | None = None,
     ) -> None:
         executor.check_file()  # the passes read weights
-        names = dict(graph.state_slots)
-        states = {names[slot]: value for slot, value in executor.states[id(graph)]}
+        held = dict(executor.states[id(graph)])
+        states = {v: held[v.slot] for v in graph.initializers.values()}
         self.executor = executor
         self.options = options
         self.is_body = captured is not None
@@ -450,50 +459,53 @@ class Planner:
         self.replaced = dict(replaced or {})
         self.latest: Plan | None = None
         self.gradients = Gradients(graph.gradient_calls if options.level > 1 else ())
-        self._read = partial(region_of, graph, states, captured)
-        self._inputs = graph.inputs
+        self._read = partial(flat, graph, states, captured)
+        self._model = graph
         self._renew()
-        self.dynamic: set[int] = set()
+        self.dynamic: set[ir.Node] = set()
         self.unused = 0.0
         self.warned = False
         self.seen: OrderedDict[Any, int] = OrderedDict()
         self.lock = threading.Lock()
-        self.tracing = threading.RLock()  # a trace may add branches to the region
+        self.tracing = threading.RLock()  # a trace may change what the plans share
         _planners.add(self)
 
     def _renew(self) -> None:
-        """Read the graph into a new region, without plans."""
-        self.region: Region = self._read()
+        """Copy the graph of the model again, without plans."""
+        copies: dict[ir.Value, ir.Value] = {}
+        self.graph = graph = self._read(copies)
+        self.roles = Roles(is_step=bool(self._model.gradient_calls))
         types = {  # the inputs of a body need not have the declared sizes
-            i: (v.dtype, None if self.is_body else v.shape)
-            for i, v in zip(self.region.inputs, self._inputs, strict=False)
-            if v.kind == "tensor"
+            v: (v.declared.dtype, None if self.is_body else v.declared.shape)
+            for v in graph.inputs
+            if v.declared is not None and v.declared.kind == "tensor"
         }
-        before = exchanges(self.region)
-        self.gradients.join(self.region, self.region.ids, types)
-        self.fused = fuse(self.region, self.options.level, types)
+        before = exchanges(graph)
+        names = {name: copies[v] for name, v in self._model.values.items() if v in copies} if self.roles.is_step else {}
+        self.gradients.join(graph, names, types)
+        self.fused = fuse(graph, self.options.level, types)
         self.exchanges = len(before)
-        assert exchanges(self.region) == before, "all processes must begin their exchanges in the same order"
-        self.region.only_sent = only_sent(self.region) if before else frozenset()
-        self.caches = _caches(self.region)
+        assert exchanges(graph) == before, "all processes must begin their exchanges in the same order"
+        self.roles.only_sent = only_sent(graph) if before else frozenset()
+        self.caches = _caches(graph)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
         if self.replaced:
             self.is_open = False
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
-            place_last(self.region, self.replaced, numbers)
+            place_last(graph, self.roles, self.replaced, numbers)
         self.recomputing: Recomputing | None = None
         self.opened: list[Opened] = []
         self.closed: set[tuple[tuple[int, int], ...]] = set()
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
 
-    def bodies(self, node: Node, constants: dict[int, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
+    def bodies(self, node: ir.Node, constants: dict[ir.Value, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
         made = {}
         for graph in node.graphs:
             if id(graph) not in self.executor.states:
                 continue
-            slots = tuple(outer for outer, _ in graph.captured if outer not in constants)
+            slots = tuple(node.captures[v].slot for v in graph.captured if v not in constants)
             with suppress(TooManyCalls):
                 made[id(graph)] = (Planner(graph, self.executor, self.options, constants, self.limits), slots)
         return made
@@ -601,7 +613,7 @@ class Planner:
                 self.latest = None
                 budget.restart()
             except Mismatch as found:
-                self.dynamic.add(id(found.call.node))
+                self.dynamic.add(source(found.call))
                 self.plans.pop(key, None)
                 self.latest = None
             except ResourceExhausted as error:
@@ -630,7 +642,7 @@ class Planner:
         if bound is None or self.is_body or plan.first.check is not None or plan.first.arena_bytes <= bound:
             return
         if self.recomputing is None:
-            self.recomputing = Recomputing(self.region)
+            self.recomputing = Recomputing(self.graph, self.roles)
         with self.tracing:
             changed = self.recomputing.fit(homes, plan.first.live_bytes, plan.first.arena_bytes, bound)
         if changed:
@@ -715,20 +727,24 @@ class Planner:
         )
 
 
-def _caches(region: Region) -> dict[int, int]:
-    """The inputs of a region whose elements one call reads, to append others; its result is an output.  With the axis.
+def _caches(graph: ir.Graph) -> dict[ir.Value, int]:
+    """The inputs of a graph whose elements one call reads, to append others; its result is an output.  With the axis.
 
     The call is a Concat, or of an operator that declares its caches.
     """
-    uses = Counter(i for c in region.calls if not c.is_("Shape") for i in c.reads)
-    uses.update(region.outputs)
-    outputs, given = Counter(region.outputs), Counter(region.inputs)
-    grown = [(c.inputs[0], c.outputs[0], c.attributes["axis"]) for c in region.calls if c.is_("Concat") and len(c.inputs) > 1]
-    for call in region.calls:
-        for i, o in caches_of(call.node.domain, call.name).items():
+    outputs, given = Counter(graph.outputs), set(graph.inputs)
+    grown: list[tuple[ir.Value | None, ir.Value | None, int]] = [
+        (c.inputs[0], c.outputs[0], c.attributes["axis"]) for c in graph.nodes if c.is_("Concat") and len(c.inputs) > 1
+    ]
+    for call in graph.nodes:
+        for i, o in caches_of(call.domain, call.op_type).items():
             if i < len(call.inputs) and o < len(call.outputs):
                 grown.append((call.inputs[i], call.outputs[o], -2))
-    return {i: axis for i, o, axis in grown if given[i] == uses[i] == 1 == outputs[o]}
+
+    def uses(value: ir.Value) -> int:
+        return sum(not (isinstance(user, ir.Node) and user.is_("Shape")) for user, _ in value.uses)
+
+    return {i: axis for i, o, axis in grown if i in given and i is not None and o is not None and uses(i) == 1 == outputs[o]}
 
 
 def _grown(key: Any, other: Any) -> tuple[tuple[int, int], ...]:

@@ -12,12 +12,12 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
+from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from ..ir.graph import ABSENT
 from ..kernels.table import GRADIENT, TRAINING
 from ..kernels.work import flops
 from .arena import rounded
-from .region import Region, RegionCall
+from .flat import Roles
 
 INTENSITY = 16
 """The floating point operations that take the time of reading or writing a byte."""
@@ -53,6 +53,25 @@ class Home:
     shape: tuple[int, ...]
 
 
+Homes = dict[ir.Value, Home]
+"""Where values are."""
+
+
+@dataclass(eq=False)
+class Order:
+    """The calls of a plan in the order in which they run, with clones of some of them, which are in no graph.
+
+    Attributes:
+        calls: the calls.
+        outputs: of the plan.
+        last: the index of the first call that only makes results which replace inputs.
+    """
+
+    calls: Sequence[ir.Node]
+    outputs: Sequence[ir.Value]
+    last: int | None = None
+
+
 @dataclass
 class Recomputed:
     """What was chosen.
@@ -74,21 +93,23 @@ class Recomputing:
     """Chooses what to compute again, until a plan fits its bound: its bytes are known when it is made, and estimated before.
 
     Args:
-        region: the region.
+        graph: of the plan.
+        roles: of its values.
 
     Attributes:
         calls: the number of cloned calls.
         attempts: how often calls were chosen.
     """
 
-    def __init__(self, region: Region) -> None:
-        self._region = region
-        self._plain: tuple[list[RegionCall], int | None, dict[int, Home]] | None = None
-        self._lowest: tuple[int, list[RegionCall], int | None, int, dict[int, Home]] | None = None
+    def __init__(self, graph: ir.Graph, roles: Roles) -> None:
+        self._graph, self._roles = graph, roles
+        self._order = Order(graph.nodes, graph.outputs, roles.last)
+        self._plain: tuple[Sequence[ir.Node], int | None, Homes] | None = None
+        self._lowest: tuple[int, Sequence[ir.Node], int | None, int, Homes] | None = None
         self._tried: set[tuple[int, frozenset[Hashable]]] = set()
         self._target = self.calls = self.attempts = 0
 
-    def fit(self, homes: dict[int, Home], live: int, used: int, bound: int) -> bool:
+    def fit(self, homes: Homes, live: int, used: int, bound: int) -> bool:
         """Choose for less memory than the last plan used: fewer bytes by the estimate, or else more for the lowest plan.
 
         Args:
@@ -100,27 +121,30 @@ class Recomputing:
         Returns:
             Whether other calls were chosen; after the last attempt, those of the plan with the fewest bytes.
         """
-        region = self._region
+        order = self._order
         if self._lowest is None or used <= self._lowest[0]:
-            self._lowest = used, region.calls, region.last, self.calls, homes
+            self._lowest = used, order.calls, order.last, self.calls, homes
         if self._plain is None:
-            self._plain, self._target = (region.calls, region.last, homes), live * bound // used
+            self._plain, self._target = (order.calls, order.last, homes), live * bound // used
         else:
             self._target = min(self._target * bound // used, self._target - 1)
         self.attempts += 1
-        if self.attempts <= ATTEMPTS and (self._fewer() or self._more(bound)):
-            return True
-        ended, self.attempts = self.attempts > ATTEMPTS + 1, ATTEMPTS + 1
-        lowest, region.calls, region.last, self.calls, _ = self._lowest
-        return lowest < used and not ended
+        changed = self.attempts <= ATTEMPTS and (self._fewer() or self._more(bound))
+        if not changed:
+            ended, self.attempts = self.attempts > ATTEMPTS + 1, ATTEMPTS + 1
+            lowest, order.calls, order.last, self.calls, _ = self._lowest
+            changed = lowest < used and not ended
+        self._graph.arrange(order.calls)
+        self._roles.last = order.last
+        return changed
 
     def _fewer(self) -> bool:
         """Choose for the target, or for the most bytes below it whose choice was not tried."""
-        region = self._region
+        order = self._order
         assert self._plain is not None
         while True:
-            region.calls, region.last, homes = self._plain
-            result = recompute(region, homes, self._target)
+            order.calls, order.last, homes = self._plain
+            result = recompute(order, homes, self._target)
             if result.calls and (0, result.chosen) not in self._tried:
                 self._tried.add((0, result.chosen))
                 self.calls = result.calls
@@ -132,10 +156,10 @@ class Recomputing:
     def _more(self, bound: int) -> bool:
         """Choose further calls in the plan with the fewest bytes."""
         assert self._lowest is not None
-        region = self._region
-        used, region.calls, region.last, self.calls, homes = self._lowest
-        estimate, _ = _peak(region.calls, region.outputs, homes)
-        result = recompute(region, homes, min(estimate * bound // used, estimate - 1))
+        order = self._order
+        used, order.calls, order.last, self.calls, homes = self._lowest
+        estimate, _ = _peak(order.calls, order.outputs, homes)
+        result = recompute(order, homes, min(estimate * bound // used, estimate - 1))
         key = self.calls, result.chosen
         if not result.calls or not self.calls or key in self._tried:
             return False
@@ -154,36 +178,36 @@ class _Clones:
         count: the number of clones.
     """
 
-    calls: list[RegionCall]
-    homes: dict[int, Home]
+    calls: list[ir.Node]
+    homes: Homes
     count: int = 0
 
 
-def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed:
-    """Clone calls of a region until its values fit a number of bytes.
+def recompute(order: Order, homes: Homes, budget: int) -> Recomputed:
+    """Clone calls of a plan until its values fit a number of bytes.
 
     Args:
-        region: the region, which is changed.
+        order: the calls, which are changed.
         homes: of the values that are not constants or inputs.
         budget: the bytes that may be live at a time.
 
     Returns:
         The estimates; the one after may exceed the budget, if no further value can be computed again.
     """
-    before, _ = _peak(region.calls, region.outputs, homes)
+    before, _ = _peak(order.calls, order.outputs, homes)
     made = Recomputed(before, before)
     while made.bytes_after > budget:  # then the most bytes are live elsewhere
-        search = _ChoiceSearch(region, homes, budget)
+        search = _ChoiceSearch(order, homes, budget)
         for choose in (search.cheapest_first, search.in_segments, search.one_by_one, search.all_choices):
             if search.lowest > budget:
                 choose()
         if not search.chosen:
             break
-        region.calls, homes = search.clones.calls, search.clones.homes
+        order.calls, homes = search.clones.calls, search.clones.homes
         made.bytes_after, made.chosen = search.lowest, made.chosen | search.chosen
         made.calls += search.clones.count
-    if region.last is not None:
-        region.last += made.calls
+    if order.last is not None:
+        order.last += made.calls
     return made
 
 
@@ -196,18 +220,18 @@ class _ChoiceSearch:
         clones: its calls.
     """
 
-    def __init__(self, region: Region, homes: dict[int, Home], budget: int) -> None:
-        self.region, self.homes, self.budget = region, homes, budget
-        self.lowest, self.peak = _peak(region.calls, region.outputs, homes)
-        self.waiting = _waiting(region, homes, self.peak)
-        self.makers = {o: c for c in region.calls[: self.peak] for o in c.outputs if o != ABSENT}
-        self.chosen, self.clones = frozenset[Hashable](), _Clones(region.calls, homes)
+    def __init__(self, order: Order, homes: Homes, budget: int) -> None:
+        self.order, self.homes, self.budget = order, homes, budget
+        self.lowest, self.peak = _peak(order.calls, order.outputs, homes)
+        self.waiting = _waiting(order, homes, self.peak)
+        self.makers = {o: c for c in order.calls[: self.peak] for o in c.results}
+        self.chosen, self.clones = frozenset[Hashable](), _Clones([*order.calls], homes)
         self._seen: set[frozenset[Hashable]] = {self.chosen}
         self._left = 0
         kept = {i for ids in self.waiting.values() for i in ids}
         self.possible = [b for b, ids in self.waiting.items() if self._can(ids, kept)]
 
-    def _can(self, ids: list[int], kept: Collection[int]) -> bool:
+    def _can(self, ids: list[ir.Value], kept: Collection[ir.Value]) -> bool:
         return _needed(ids, {*kept}.difference(ids), self.makers) is not None
 
     def _better(self, chosen: Collection[Hashable]) -> bool:
@@ -216,9 +240,9 @@ class _ChoiceSearch:
         if key in self._seen or not self._computable(key):
             return False
         self._seen.add(key)
-        self._left -= len(self.region.calls)
-        clones = _cloned(self.region, self.homes, self.peak, self.waiting, self.makers, key)
-        live, _ = _peak(clones.calls, self.region.outputs, clones.homes)
+        self._left -= len(self.order.calls)
+        clones = _cloned(self.order, self.homes, self.peak, self.waiting, self.makers, key)
+        live, _ = _peak(clones.calls, self.order.outputs, clones.homes)
         if live >= self.lowest:
             return False
         self.lowest, self.chosen, self.clones = live, key, clones
@@ -278,13 +302,13 @@ class _ChoiceSearch:
             self._better(chosen)
 
 
-def _peak(calls: Sequence[RegionCall], outputs: Iterable[int], homes: dict[int, Home]) -> tuple[int, int]:
+def _peak(calls: Sequence[ir.Node], outputs: Iterable[ir.Value], homes: Homes) -> tuple[int, int]:
     """The highest number of live bytes, and the index of the first call at which so many are."""
     first: dict[Hashable, int] = {}
     last: dict[Hashable, int] = {}
     sizes: dict[Hashable, int] = {}
     for at, call in enumerate(calls):
-        for i in (*call.outputs, *call.reads):
+        for i in (*call.results, *call.reads):
             home = homes.get(i)
             if home is not None:
                 first.setdefault(home.buffer, at)
@@ -305,21 +329,21 @@ def _peak(calls: Sequence[RegionCall], outputs: Iterable[int], homes: dict[int, 
     return most, at
 
 
-def _waiting(region: Region, homes: dict[int, Home], peak: int) -> dict[Hashable, list[int]]:
+def _waiting(order: Order, homes: Homes, peak: int) -> dict[Hashable, list[ir.Value]]:
     """The values that are made before a call and read after it, by their buffer; without those of outputs and the last calls."""
-    made = {o for c in region.calls[:peak] for o in c.outputs if o in homes}
-    last = region.calls[len(region.calls) if region.last is None else region.last :]
-    read = {i for c in region.calls[peak:] for i in c.reads if i in made}
-    kept = {homes[o].buffer for o in (*region.outputs, *(i for c in last for i in c.reads)) if o in homes}
-    found: dict[Hashable, list[int]] = {}
-    for i in sorted(read):
-        if homes[i].buffer not in kept:
+    made = [o for c in order.calls[:peak] for o in c.results if o in homes]
+    last = order.calls[len(order.calls) if order.last is None else order.last :]
+    read = {i for c in order.calls[peak:] for i in c.reads}
+    kept = {homes[o].buffer for o in (*order.outputs, *(i for c in last for i in c.reads)) if o in homes}
+    found: dict[Hashable, list[ir.Value]] = {}
+    for i in made:  # in the order in which they are made
+        if i in read and homes[i].buffer not in kept:
             found.setdefault(homes[i].buffer, []).append(i)
     return found
 
 
 def _cheapest(
-    waiting: dict[Hashable, list[int]], makers: dict[int, RegionCall], homes: dict[int, Home], chosen: Collection[Hashable]
+    waiting: dict[Hashable, list[ir.Value]], makers: dict[ir.Value, ir.Node], homes: Homes, chosen: Collection[Hashable]
 ) -> Hashable | None:
     """The buffer whose values cost least for its bytes; None if no further one can be computed again."""
     kept = {i for b, held in waiting.items() if b not in chosen for i in held}
@@ -336,19 +360,19 @@ def _cheapest(
     return best
 
 
-def _cost(call: RegionCall, homes: dict[int, Home]) -> float:
+def _cost(call: ir.Node, homes: Homes) -> float:
     """The time of a call, as the bytes that take it to read."""
     given = [homes[i].shape if i in homes else None for i in call.inputs]
-    made = next((homes[o] for o in call.outputs if o in homes), None)
-    domain = "" if call.node.domain == TRAINING else call.node.domain
-    work = flops(domain, call.name, call.attributes, given, made.shape) if made is not None else 0
-    moved = {homes[i].buffer: homes[i].nbytes for i in (*call.reads, *call.outputs) if i in homes}
+    made = next((homes[o] for o in call.results if o in homes), None)
+    domain = "" if call.domain == TRAINING else call.domain
+    work = flops(domain, call.op_type, call.attributes, given, made.shape) if made is not None else 0
+    moved = {homes[i].buffer: homes[i].nbytes for i in (*call.reads, *call.results) if i in homes}
     return sum(moved.values()) + (work or 0) / INTENSITY
 
 
-def _needed(ids: Iterable[int], kept: Collection[int], makers: dict[int, RegionCall]) -> list[RegionCall] | None:
+def _needed(ids: Iterable[ir.Value], kept: Collection[ir.Value], makers: dict[ir.Value, ir.Node]) -> list[ir.Node] | None:
     """The calls that compute values from kept ones and inputs, each after those that it needs; None if one must not run twice."""
-    found: list[RegionCall] = []
+    found: list[ir.Node] = []
     seen: set[int] = set()
     pending = [(i, False) for i in ids]
     while pending:
@@ -367,62 +391,57 @@ def _needed(ids: Iterable[int], kept: Collection[int], makers: dict[int, RegionC
     return found
 
 
-def _repeatable(call: RegionCall) -> bool:
-    node = call.node
+def _repeatable(node: ir.Node) -> bool:
     domain = "" if node.domain == TRAINING else node.domain
     traits = ("random", "random_in_training", "exchanges")
-    return not node.graphs and node.domain != GRADIENT and not any(has_trait(domain, node.op_type, t) for t in traits)
+    return not node.bodies and node.domain != GRADIENT and not any(has_trait(domain, node.op_type, t) for t in traits)
 
 
 def _cloned(
-    region: Region,
-    homes: dict[int, Home],
+    order: Order,
+    homes: Homes,
     peak: int,
-    waiting: dict[Hashable, list[int]],
-    makers: dict[int, RegionCall],
+    waiting: dict[Hashable, list[ir.Value]],
+    makers: dict[ir.Value, ir.Node],
     chosen: Collection[Hashable],
 ) -> _Clones:
     """The calls, in which values of the chosen buffers are computed again before their first use after the peak."""
     dropped = {i for b in chosen for i in waiting.get(b, ())}
     kept = {i for b, ids in waiting.items() if b not in chosen for i in ids}
-    made = _Clones(list(region.calls[:peak]), dict(homes))
-    names: dict[int, int] = {}
-    for call in region.calls[peak:]:
+    made = _Clones(list(order.calls[:peak]), dict(homes))
+    names: dict[ir.Value, ir.Value] = {}
+    for call in order.calls[peak:]:
         for i in call.reads:
             if i in dropped and i not in names:
                 for source in _needed([i], {*kept, *names}, makers) or ():
-                    made.calls.append(_clone(region, source, names, made.homes))
+                    made.calls.append(_clone(source, names, made.homes))
                     made.count += 1
         made.calls.append(_renamed(call, names) if names.keys() & set(call.reads) else call)
-    _omit_unread(made.calls, region.outputs, set(names.values()))
+    _omit_unread(made.calls, order.outputs, set(names.values()))
     return made
 
 
-def _clone(region: Region, call: RegionCall, names: dict[int, int], homes: dict[int, Home]) -> RegionCall:
-    """A call that computes the results of another one again; `names` gets their ids."""
-    inputs = tuple(names.get(i, i) for i in call.inputs)
-    outputs = tuple(o if o == ABSENT else region.new() for o in call.outputs)
-    for old, new in zip(call.outputs, outputs, strict=True):
-        if old != ABSENT:
+def _clone(call: ir.Node, names: dict[ir.Value, ir.Value], homes: Homes) -> ir.Node:
+    """A call that computes the results of another one again; `names` gets their values."""
+    made = _renamed(call, names)
+    made.outputs = [None if o is None else ir.Value(o.name) for o in call.outputs]
+    for old, new in zip(call.outputs, made.outputs, strict=True):
+        if old is not None and new is not None:
             names[old] = new
             if old in homes:
                 homes[new] = replace(homes[old], buffer=("again", homes[old].buffer))
-    return _like(call, inputs, outputs)
-
-
-def _renamed(call: RegionCall, names: dict[int, int]) -> RegionCall:
-    return _like(call, tuple(names.get(i, i) for i in call.inputs), call.outputs)
-
-
-def _like(call: RegionCall, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RegionCall:
-    made = RegionCall(call.node, inputs, outputs, call.scope, call.origins)
-    made.gradient = call.gradient
     return made
 
 
-def _omit_unread(calls: Sequence[RegionCall], outputs: Iterable[int], new: Collection[int]) -> None:
+def _renamed(call: ir.Node, names: dict[ir.Value, ir.Value]) -> ir.Node:
+    made = call.copy([None if i is None else names.get(i, i) for i in call.inputs], call.outputs, call.origins)
+    made.captures = {inner: names.get(outer, outer) for inner, outer in call.captures.items()}
+    return made
+
+
+def _omit_unread(calls: Sequence[ir.Node], outputs: Iterable[ir.Value], new: Collection[ir.Value]) -> None:
     """Omit the results of clones that nothing reads, such as running statistics."""
     read = {i for c in calls for i in c.reads} | set(outputs)
     for call in calls:
-        if any(o in new for o in call.outputs):
-            call.outputs = tuple(ABSENT if o in new and o not in read else o for o in call.outputs)
+        if any(o in new for o in call.results):
+            call.outputs = [None if o in new and o not in read else o for o in call.outputs]

@@ -125,8 +125,8 @@ def gradients_of(graph: Graph, work: Sequence[Work], part: Part, planner: Planne
     written = _nodes_of(graph, known, part)
     joined: dict[int, int] = {}  # the gradient that a kernel computes with a node, by the id of the node
     owners: dict[int, int] = {}
-    for made_call in planner.region.calls if planner is not None else ():
-        if made_call.node.domain == GRADIENT:
+    for made_call in planner.graph.nodes if planner is not None else ():
+        if made_call.domain == GRADIENT:
             joined |= {id(n): made_call.gradient for n in made_call.origins if part(n) != FORWARD}
     own = set(joined.values())
     for at in reversed(range(len(known))):  # a rule that calls another one ends after it

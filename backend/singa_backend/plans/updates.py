@@ -1,7 +1,7 @@
-"""Updates in a region: elementwise expressions whose results are outputs, such as new parameters and states of an optimizer.
+"""Updates in a plan: elementwise expressions whose results are outputs, such as new parameters and states of an optimizer.
 
-The calls that only make results which replace inputs are moved to the end of a region.  All calls that may fail or refuse a value
-run before them, so that a run either leaves every input as it was or replaces all of them.
+The calls that only make results which replace inputs are moved to the end of its graph.  All calls that may fail or refuse a
+value run before them, so that a run either leaves every input as it was or replaces all of them.
 """
 
 from __future__ import annotations
@@ -12,42 +12,39 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from ..ir.graph import ABSENT
 from ..kernels.updates import OPERATORS
-from .region import Region, RegionCall
+from .flat import Roles, producer
 
 
 class NotInPlace(Exception):
     """Inputs cannot be replaced in place; the message is the reason."""
 
 
-def place_last(region: Region, replaced: Mapping[int, int], numbers: Iterable[int]) -> None:
-    """Move the calls that only make results which replace inputs to the end of a region.
+def place_last(graph: ir.Graph, roles: Roles, replaced: Mapping[int, int], numbers: Iterable[ir.Value]) -> None:
+    """Move the calls that only make results which replace inputs to the end of a graph.
 
     Args:
-        region: the region, whose `calls`, `replaced` and `last` are set.
+        graph: the graph, whose nodes are put in another order.
+        roles: of its values; `replaced` and `last` are set.
         replaced: the place of the replaced input by that of the result.
-        numbers: the ids of the inputs of one element.
+        numbers: the inputs of one element.
     """
-    _take_types_of_inputs(region)
-    times = Counter(region.outputs)
-    region.replaced = {
-        region.outputs[o]: region.inputs[i]
+    _take_types_of_inputs(graph)
+    times = Counter(graph.outputs)
+    roles.replaced = {
+        graph.outputs[o]: graph.inputs[i]
         for o, i in replaced.items()
-        if times[region.outputs[o]] == 1 and not times[region.inputs[i]]
+        if times[graph.outputs[o]] == 1 and not times[graph.inputs[i]]
     }
-    made, states = set(region.replaced), set(region.replaced.values())
-    calls = region.calls
-    makers = {o: at for at, c in enumerate(calls) for o in c.outputs if o != ABSENT}
-    readers: dict[int, list[int]] = {}
-    for at, c in enumerate(calls):
-        for i in c.reads:
-            readers.setdefault(i, []).append(at)
-    others = set(region.outputs) - made
+    made, states = set(roles.replaced), set(roles.replaced.values())
+    calls = graph.nodes
+    places = {c: at for at, c in enumerate(calls)}
+    others = set(graph.outputs) - made
 
     def followed(at: int, by: Sequence[bool]) -> bool:
-        return all(by[r] for o in calls[at].outputs for r in readers.get(o, ()))
+        return all(by[places[user]] for o in calls[at].results for user in o.users)
 
     may = [False] * len(calls)  # whether a call leads to such results only
     for at in reversed(range(len(calls))):
@@ -55,38 +52,39 @@ def place_last(region: Region, replaced: Mapping[int, int], numbers: Iterable[in
     last = [False] * len(calls)
     of_states = [False] * len(calls)
     for at, c in enumerate(calls):
-        before = [makers[i] for i in c.reads if i in makers]
+        before = [places[i.producer] for i in c.reads if i.producer is not None]
         last[at] = may[at] and (bool(made & set(c.outputs)) or any(last[m] for m in before))
-        of_states[at] = has_trait("", c.name, "epilogue") and (bool(states & set(c.reads)) or any(of_states[m] for m in before))
-    kept = {*region.constants, *states, *numbers}  # and what only they make, such as a rate
+        of_states[at] = has_trait("", c.op_type, "epilogue") and (
+            bool(states & set(c.reads)) or any(of_states[m] for m in before)
+        )
+    kept = {*states, *numbers}  # and constants, and what only they make, such as a rate
     for c in calls:
-        if kept.issuperset(c.reads):
-            kept.update(c.outputs)
+        if all(i in kept or i.constant is not None for i in c.reads):
+            kept.update(c.results)
     needed = {i for at, c in enumerate(calls) if last[at] for i in c.reads}
     for at in reversed(range(len(calls))):  # a state is read where it is replaced, and so is what costs no further memory
         c = calls[at]
-        more = set(c.reads) - kept - needed
+        more = {i for i in c.reads if i.constant is None} - kept - needed
         if may[at] and followed(at, last) and (of_states[at] or (c.is_("CastLike", *OPERATORS) and len(more) < 2)):
             last[at] = True
             needed.update(c.reads)
-    region.calls = [*(c for at, c in enumerate(calls) if not last[at]), *(c for at, c in enumerate(calls) if last[at])]
-    region.last = last.count(False)
+    graph.arrange([*(c for at, c in enumerate(calls) if not last[at]), *(c for at, c in enumerate(calls) if last[at])])
+    roles.last = last.count(False)
 
 
-def _take_types_of_inputs(region: Region) -> None:
+def _take_types_of_inputs(graph: ir.Graph) -> None:
     """Let CastLike read the type from what an expression reads, not from its result: the expression can then be one step."""
-    makers = {c.outputs[0]: c for c in region.calls if c.is_(*OPERATORS)}
-    for call in region.calls:
+    for call in graph.nodes:
         if call.is_("CastLike"):
-            x, like = call.inputs
-            while like in makers:  # whose results have the type of their operands
-                like = makers[like].inputs[0]
-            call.inputs = (x, like)
+            like = call.inputs[1]
+            while (before := producer(like)) is not None and before.is_(*OPERATORS) and before.outputs[0] is like:
+                like = before.inputs[0]  # the results have the type of the operands
+            call.put(1, like)
 
 
-def _cannot_fail(call: RegionCall) -> bool:
+def _cannot_fail(call: ir.Node) -> bool:
     """Whether a call cannot fail if a kernel computes it: it neither exchanges values nor has a body."""
-    return not call.node.graphs and not has_trait(call.node.domain, call.name, "exchanges")
+    return not call.bodies and not has_trait(call.domain, call.op_type, "exchanges")
 
 
 def require_apart(arrays: Sequence[np.ndarray]) -> None:
@@ -102,22 +100,22 @@ def require_apart(arrays: Sequence[np.ndarray]) -> None:
         raise NotInPlace("two arrays share memory")
 
 
-def updates(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[list[int]]:
+def updates(calls: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[list[int]]:
     """Find the groups of elementwise calls that compute outputs, each with all that only they read.
 
     Args:
         calls: the calls, each after those that it reads.
-        outputs: the ids of the outputs.
+        outputs: the outputs.
 
     Returns:
         The indices of the calls of each group of two or more, in order.  Nothing before the last call of a group reads its
         results, so that the group can take the place of its last call.
     """
     results = set(outputs)
-    maker: dict[int, int] = {}
-    readers: defaultdict[int, set[int]] = defaultdict(set)
+    maker: dict[ir.Value, int] = {}
+    readers: defaultdict[ir.Value, set[int]] = defaultdict(set)
     for index, call in enumerate(calls):
-        maker.update(dict.fromkeys(call.outputs, index))
+        maker.update(dict.fromkeys(call.results, index))
         for i in call.reads:
             readers[i].add(index)
     elementwise = {i for i, c in enumerate(calls) if c.is_(*OPERATORS) and len(c.outputs) == 1 and c.gradient < 0}
@@ -132,7 +130,7 @@ def updates(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[list[in
             pending.remove(at)
             if at not in elementwise or at in taken:
                 continue
-            (made,) = calls[at].outputs
+            (made,) = calls[at].results
             if all(r in group or (r > last and made in results) for r in readers[made]):
                 group.add(at)
                 pending |= {maker[i] for i in calls[at].reads if i in maker}

@@ -12,8 +12,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from .. import limits
 from ..errors import InvalidInput
+from ..ir.graph import Graph, Node, Value
 from ..operators.microsoft.few_bits import TABLES
-from ..passes import GraphEditor, ModelEditor, NodeEditor
+from ..passes.model import ModelEditor, in_function, source
 from ..proto import tensor_data
 from ..proto.load import ModelSource, embed, load_model
 from ..proto.messages import imported, unlist_weights
@@ -85,14 +86,14 @@ def quantize_weights(
     unlist_weights(made)
     editor = ModelEditor(made)
     work = _FewBits(editor, form, size, bool(symmetric))
-    places = [(graph, node) for graph in editor.main.walk() for node in graph.nodes]
-    at = select([node for _, node in places], chosen, patterns)
+    nodes = [node for graph in editor.main.walk() for node in graph.nodes]
+    at = select(nodes, chosen, patterns)
     reasons: dict[str, str] = {}
     count = 0
-    for i, (graph, node) in enumerate(places):
-        reason = work.quantize(graph, node) if i in at else why_not(node, PRODUCTS, chosen)
+    for i, node in enumerate(nodes):
+        reason = work.quantize(node) if i in at else why_not(node, PRODUCTS, chosen)
         count += not reason
-        reasons |= dict.fromkeys(node.inputs if reason else (), reason)
+        reasons |= dict.fromkeys((source(v).name for v in node.inputs if v is not None) if reason else (), reason)
     if not count:
         kinds = ", ".join(sorted(chosen)) or "none"
         what = f"the model has no weights to quantize: constant float32 matrices of these operators ({kinds}), not excluded"
@@ -112,25 +113,34 @@ class _FewBits:
 
     def __init__(self, editor: ModelEditor, form: str, block: int, symmetric: bool) -> None:
         self.editor, self.form, self.block, self.symmetric = editor, form, block, symmetric
-        self.made: dict[tuple[int, str, bool], tuple[list[str], int, int]] = {}
-        """The names of the parts of a quantized matrix, K and N, by its graph, its name, and whether it is transposed."""
-        self.replaced: list[tuple[GraphEditor, str]] = []
+        self.made: dict[tuple[Value, bool], tuple[list[Value], int, int]] = {}
+        """The parts of a quantized matrix, K and N, by the matrix and whether it is transposed."""
+        self.replaced: list[Value] = []
 
-    def quantize(self, graph: GraphEditor, node: NodeEditor) -> str:
+    def quantize(self, node: Node) -> str:
         """Replace a product; returns the reason why its weight has no quantized form, "" if it is replaced."""
         if not node.plain or (node.is_("Gemm") and (node.get("alpha", 1.0), node.get("transA", 0)) != (1.0, 0)):
             return "the Gemm has alpha or transA"
-        name, flipped = node.input(1), bool(node.is_("Gemm") and node.get("transB", 0))
-        owner = graph.owner(name)
-        while owner is not None and (maker := owner.producer(name)) is not None and maker.is_("Transpose"):
+        read, flipped = node.input(1), bool(node.is_("Gemm") and node.get("transB", 0))
+        value = None if read is None else source(read)
+        while value is not None and (maker := value.producer) is not None and maker.is_("Transpose"):
             if maker.get("perm", (1, 0)) != (1, 0):
                 return "its Transpose keeps the order of the axes"
-            name, flipped = maker.input(0), not flipped
-            owner = owner.owner(name)
-        if owner is None or owner.in_function or (owner.outer is None and name in owner.inputs):
+            x, flipped = maker.input(0), not flipped
+            value = None if x is None else source(x)
+        graph = None if value is None else value.graph
+        main = self.editor.main
+        if (
+            read is None
+            or value is None
+            or graph is None
+            or in_function(graph)
+            or value in main.inputs
+            or value in main.optional_inputs
+        ):
             return "it is also an input, so a caller may replace it, or computed in a function"
-        found = owner.tensor(name)
-        tensor = found.get("value") if isinstance(found, NodeEditor) else found
+        found = self.editor.tensor(value)
+        tensor = found.get("value") if isinstance(found, Node) else found
         if (
             not isinstance(tensor, TensorProto)
             or tensor.data_type != TensorProto.FLOAT
@@ -138,14 +148,13 @@ class _FewBits:
             or 0 in tensor.dims
         ):
             return f"it is not the constant float matrix of {node.op_type}"
-        key = (id(owner), name, flipped)
-        if key not in self.made:
-            self.made[key] = self._stored(owner, name, tensor, flipped)
-        self.replaced.append((graph, node.input(1)))
-        self._replace(graph, node, *self.made[key])
+        if (value, flipped) not in self.made:
+            self.made[value, flipped] = self._stored(graph, value.name, tensor, flipped)
+        self.replaced.append(source(read))
+        self._replace(node, *self.made[value, flipped])
         return ""
 
-    def _stored(self, owner: GraphEditor, name: str, tensor: TensorProto, flipped: bool) -> tuple[list[str], int, int]:
+    def _stored(self, owner: Graph, name: str, tensor: TensorProto, flipped: bool) -> tuple[list[Value], int, int]:
         """Add the parts of a quantized matrix to the graph that holds it."""
         w = tensor_data.tensor(tensor, None)
         w = w if flipped else w.T  # N x K
@@ -159,59 +168,59 @@ class _FewBits:
             packed, scales, zeros = block_integers(w, bits, self.block, self.symmetric)
             parts = [(f"{name}_Q{bits}", packed), (f"{name}_scales", scales)]
             parts += [] if zeros is None else [(f"{name}_zero_points", zeros)]
-        names = []
-        for wish, array in parts:
-            names.append(self.editor.fresh(wish))
-            owner.initializers[names[-1]] = numpy_helper.from_array(array, names[-1])
-        return names, k, n
+        names = [self.editor.fresh(wish) for wish, _ in parts]
+        arrays = zip(names, parts, strict=True)
+        return [self.editor.add_initializer(owner, m, numpy_helper.from_array(a, m)) for m, (_, a) in arrays], k, n
 
-    def _replace(self, graph: GraphEditor, node: NodeEditor, parts: list[str], k: int, n: int) -> None:
+    def _replace(self, node: Node, parts: list[Value], k: int, n: int) -> None:
         """Put the product with few bits in place of the node; a bias that it cannot take is added after it."""
-        floats = self.form in _TYPES
-        bias = node.input(2) if node.is_("Gemm") and node.get("beta", 1.0) != 0 else ""
-        inside = not floats and bias != "" and node.get("beta", 1.0) == 1 and self._is_row(graph, bias, n)
-        inputs = [node.input(0), *parts]
-        inputs += [*[""] * (5 - len(inputs)), bias] if inside else []
+        graph, floats = node.graph, self.form in _TYPES
+        assert graph is not None
+        bias = node.input(2) if node.is_("Gemm") and node.get("beta", 1.0) != 0 else None
+        inside = not floats and bias is not None and node.get("beta", 1.0) == 1 and self._is_row(bias, n)
+        inputs = [node.input(0), *map(graph.capture, parts)]
+        inputs += [*[None] * (5 - len(inputs)), bias] if inside else []
         beta, form = float(node.get("beta", 1.0)), {"quant_type": _TYPES[self.form]} if floats else {"bits": FORMS[self.form]}
-        graph.touch(node)
-        node.op_type, node.domain, node.attributes = "MatMulBnb4" if floats else "MatMulNBits", MICROSOFT, {}
+        # the node keeps its name and metadata, by which modules are found
+        node.change(op_type="MatMulBnb4" if floats else "MatMulNBits", domain=MICROSOFT, attributes={})
         node.set(K=k, N=n, block_size=self.block, **form)
-        if node.proto is not None:  # the node keeps its name and metadata, by which modules are found
-            node.proto.domain = MICROSOFT
-        graph.rewire(node, inputs)
-        if bias and not inside:
+        node.read(inputs)
+        if bias is not None and not inside:
             self._add_bias(graph, node, bias, beta)
 
-    def _add_bias(self, graph: GraphEditor, node: NodeEditor, bias: str, beta: float) -> None:
+    def _add_bias(self, graph: Graph, node: Node, bias: Value, beta: float) -> None:
         """Add a Gemm's bias, times beta, after the product."""
-        result, product = node.outputs[0], self.editor.fresh(f"{node.outputs[0]}_product")
-        graph.rename_output(node, 0, product)
+        result = node.results[0]
+        product = Value(self.editor.fresh(f"{result.name}_product"))
+        node.return_(0, product)
+        after: Node | None = node
         if beta != 1:
-            factor = graph.add_constant(np.array(beta, np.float32), "beta", trains=False)
-            bias = graph.add("Mul", [bias, factor], after=node).outputs[0]
-            node = next(iter(graph.users(factor)))
-        graph.add("Add", [product, bias], after=node, name=result)
+            factor = self.editor.add_constant(graph, np.array(beta, np.float32), "beta", trains=False)
+            bias = self.editor.add(graph, "Mul", [bias, factor], after=node)
+            after = bias.producer
+        self.editor.add(graph, "Add", [product, bias], after=after, output=result)
 
-    @staticmethod
-    def _is_row(graph: GraphEditor, name: str, n: int) -> bool:
+    def _is_row(self, bias: Value, n: int) -> bool:
         """Whether a bias is a constant of N elements along one axis."""
-        array = graph.constant(name)
+        array = self.editor.constant(bias)
         return array is not None and array.shape == (n,)
 
     def drop_unused(self) -> None:
         """Remove the matrices, and their Transposes, that nothing reads any more."""
-        for graph in self.editor.all_graphs():  # an outer graph does not see what changed within it
-            graph.reindex()
-        for graph, name in self.replaced:
-            owner = graph.owner(name)
-            while owner is not None and not owner.used(name):
-                maker = owner.producer(name)
+        for graph in self.editor.all_graphs():
+            if graph.owner is not None:
+                graph.release_captured()
+        for value in self.replaced:
+            while value.graph is not None and not value.is_used:
+                maker = value.producer
                 if maker is not None:
-                    owner.remove(maker)
-                else:
-                    owner.initializers.pop(name, None)
-                name = maker.input(0) if maker is not None and maker.is_("Transpose") else ""
-                owner = owner.owner(name) if name else None
+                    value.graph.remove(maker)
+                elif value.graph.initializers.get(value.name) is value:
+                    value.graph.remove_initializer(value)
+                x = maker.input(0) if maker is not None and maker.is_("Transpose") else None
+                if x is None:
+                    break
+                value = source(x)
 
 
 def block_integers(w: np.ndarray, bits: int, block: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

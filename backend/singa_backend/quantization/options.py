@@ -14,8 +14,8 @@ from ..choices import FORMS as FORMS
 from ..choices import METHODS as METHODS
 from ..choices import QUANTIZED
 from ..errors import InvalidInput, did_you_mean
-from ..passes import NodeEditor
-from ..passes.index import node_title
+from ..ir.graph import Node
+from ..ir.structure import node_title
 from ..proto.messages import graphs, names, reads
 
 INTEGERS = {name: np.dtype(name) for name in QUANTIZED}
@@ -118,7 +118,7 @@ def float_weights(source: ModelProto, made: ModelProto, reasons: Mapping[str, st
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def why_not(node: NodeProto | NodeEditor, known: Iterable[str], operators: Collection[str]) -> str:
+def why_not(node: NodeProto | Node, known: Iterable[str], operators: Collection[str]) -> str:
     """Tell why `select` leaves out a node.
 
     Args:
@@ -134,7 +134,7 @@ def why_not(node: NodeProto | NodeEditor, known: Iterable[str], operators: Colle
     return f"the node is excluded ({node.name or node.op_type})" if node.op_type in operators else f"{node.op_type} is excluded"
 
 
-def select(nodes: Sequence[NodeProto | NodeEditor], operators: Collection[str], exclude: Sequence[re.Pattern[str]]) -> set[int]:
+def select(nodes: Sequence[NodeProto | Node], operators: Collection[str], exclude: Sequence[re.Pattern[str]]) -> set[int]:
     """The indices of the nodes of these operators whose names match no pattern.
 
     Raises:
@@ -153,9 +153,9 @@ def select(nodes: Sequence[NodeProto | NodeEditor], operators: Collection[str], 
     }
 
 
-def _names(node: NodeProto | NodeEditor, index: int) -> tuple[str, ...]:
+def _names(node: NodeProto | Node, index: int) -> tuple[str, ...]:
     """The name of a node; of one without a name, its operator with its position, and the title that messages have."""
-    outputs = node.outputs if isinstance(node, NodeEditor) else node.output
+    outputs = [o.name for o in node.results] if isinstance(node, Node) else node.output
     return (node.name,) if node.name else (f"{node.op_type}_{index}", node_title("", node.op_type, outputs))
 
 

@@ -48,7 +48,7 @@ class Rewriter(ABC):
 
     def named(self, *names: str) -> list[Node]:
         """The nodes of these operators of ONNX's domain, in their present meaning."""
-        return [node for node in self.graph.named(*names) if self.operator(node) in names]
+        return [node for node in self.graph.named(*names) if self.operator(node)]
 
     def constant_nodes(self) -> Iterator[Node]:
         """The nodes whose inputs are all constants or absent, in order; those too that become such while they are walked."""
@@ -223,8 +223,7 @@ class Rewriter(ABC):
         if not all(map(self._fits, nodes)):
             return False
         for node in nodes:
-            self.graph.insert(node, root)
-            self._inserted(node)
+            self.insert(node, root)
         for gone in (root, *also):
             if gone in self.graph:
                 self._remove(gone)
@@ -234,8 +233,9 @@ class Rewriter(ABC):
         """Whether the graph can hold a new node, which may be written in another form for it."""
         return True
 
-    def _inserted(self, node: Node) -> None:  # noqa: B027 (a file infers all values again later)
-        """Note what is known of the outputs of a new node."""
+    def insert(self, node: Node, before: Node) -> None:
+        """Add a node before another one."""
+        self.graph.insert(node, before)
 
     def _remove(self, node: Node) -> None:
         """Remove a node, and those before it that nothing uses any more."""

@@ -116,7 +116,7 @@ def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, T
     if graph is None:
         raise InvalidInput("the inputs of a model of layers are not known", code="SX324", hint="pass inputs=[an example Tensor]")
     found = []
-    for v in graph.inputs:
+    for v in graph.declared_inputs:
         if v.dtype is None or v.kind != "tensor":
             raise InvalidInput(f"the type of input {v} is not known", code="SX324", hint="pass inputs=[an example Tensor]")
         found.append((v.name, helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape)))

@@ -17,7 +17,7 @@ from singa_backend.engines.oracle import Oracle
 from singa_backend.io.processes import Child
 from singa_backend.ir.declaration import declarations
 from singa_backend.passes.model import ModelEditor
-from singa_backend.passes.view import ModelView
+from singa_backend.passes.rewriter import ModelRewriter
 from singa_backend.proto.schemas import MICROSOFT, load_domain
 
 load_domain(MICROSOFT)
@@ -451,9 +451,10 @@ def test_rules_of_shapes(known: bool) -> None:
                 sizes[d.dim_param] = n
         for info in proto.graph.output:
             info.type.tensor_type.ClearField("shape")
-        view = ModelView(ModelEditor(proto).main)
-        for info, y in zip(proto.graph.output, singa_backend.prepare(case.model).run(case.feeds), strict=True):
-            shape = view.shape(info.name)
+        editor = ModelEditor(proto)
+        rewriter = ModelRewriter(editor, editor.main)
+        for info, y in zip(editor.main.outputs, singa_backend.prepare(case.model).run(case.feeds), strict=True):
+            shape = rewriter.shape(info)
             if shape is not None:
                 assert len(shape) == y.ndim, case.describe()
                 wrong = [(a, n) for a, n in zip(shape, y.shape, strict=True) if sizes.get(a, a if isinstance(a, int) else n) != n]

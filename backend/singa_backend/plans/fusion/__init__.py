@@ -1,4 +1,4 @@
-"""Fusion: rewrites of regions, one file for each family of patterns, and the list of them in order."""
+"""Fusion: rewrites of the graphs of plans, one file for each family of patterns, and the list of them in order."""
 
 from .pipeline import LEVEL_1, LEVEL_2, PASSES, fuse
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..region import RegionCall
-from .view import RegionView
+from ...ir import graph as ir
+from ..flat import once
+from .rewriter import PlanRewriter
 
 LARGEST = 1 << 24
 """The maximum bytes of a constant that is made."""
 
 
-def additions(graph: RegionView) -> int:
+def additions(rewriter: PlanRewriter) -> int:
     """For any calls of the form (x + a) + b, with constants a and b, replace the last one by x + (a + b), if they do not cancel.
 
     A bias of channels is left where it is: a product adds it by itself.
     """
     count = 0
-    for call in graph.named("Add"):
-        b, inner = _operands(graph, call)
-        before = graph.made_by(inner, "Add") if b is not None and graph.once(inner) else None
-        a, x = _operands(graph, before) if before is not None else (None, 0)
+    for call in rewriter.named("Add"):
+        b, inner = _operands(rewriter, call)
+        before = rewriter.made_by(inner, "Add") if b is not None and once(inner) else None
+        a, x = _operands(rewriter, before) if before is not None else (None, None)
         if a is None or b is None or before is None or a.dtype != b.dtype or a.dtype != np.float32 or min(a.ndim, b.ndim) < 2:
             continue
         with np.errstate(all="ignore"):
@@ -31,43 +32,44 @@ def additions(graph: RegionView) -> int:
         largest = np.maximum(abs(a), abs(b))
         if total.nbytes > LARGEST or not (np.isfinite(a) & np.isfinite(b) & (abs(total) >= largest / 2)).all():
             continue
-        graph.put(call, graph.call("Add", (x, graph.region.constant(total)), [before, call], call.outputs))
+        rewriter.put(call, rewriter.call("Add", (x, rewriter.add_constant(total)), [before, call], call.outputs))
         count += 1
     return count
 
 
-def windows(graph: RegionView) -> int:
+def windows(rewriter: PlanRewriter) -> int:
     """For any calls of the form Reshape(Reshape(x) + a), where a is constant and the shape that of x, replace them by x + b.
 
     b has the elements of a at their new places.  The shapes must be known.
     """
     count = 0
-    for call in graph.named("Reshape"):
-        add = graph.made_by(call.inputs[0], "Add")
-        array, inner = _operands(graph, add) if add is not None and graph.once(call.inputs[0]) else (None, 0)
-        first = graph.made_by(inner, "Reshape") if array is not None else None
-        if first is None or add is None or array is None or not graph.once(inner):
+    for call in rewriter.named("Reshape"):
+        add = rewriter.made_by(call.inputs[0], "Add")
+        total = call.inputs[0]
+        array, inner = _operands(rewriter, add) if add is not None and once(total) else (None, None)
+        first = rewriter.made_by(inner, "Reshape") if array is not None else None
+        if first is None or add is None or array is None or not once(inner):
             continue
-        shape, middle = graph.facts.shape(first.inputs[0]), graph.facts.shape(inner)
+        shape, middle = rewriter.shape(first.inputs[0]), rewriter.shape(inner)
         if (
             shape is None
             or middle is None
-            or graph.facts.shape(call.outputs[0]) != shape
-            or graph.facts.shape(add.outputs[0]) != middle
+            or rewriter.shape(call.outputs[0]) != shape
+            or rewriter.shape(add.outputs[0]) != middle
         ):
             continue
         made = _moved(array, middle, shape)
         if made is not None:
-            inputs = (first.inputs[0], graph.region.constant(made))
-            graph.put(call, graph.call("Add", inputs, [first, add, call], call.outputs))
+            inputs = (first.inputs[0], rewriter.add_constant(made))
+            rewriter.put(call, rewriter.call("Add", inputs, [first, add, call], call.outputs))
             count += 1
     return count
 
 
-def _operands(graph: RegionView, add: RegionCall) -> tuple[np.ndarray | None, int]:
+def _operands(rewriter: PlanRewriter, add: ir.Node) -> tuple[np.ndarray | None, ir.Value | None]:
     """The constant operand of an Add, and the other one."""
     for at in (0, 1):
-        array = graph.constant(add.inputs[at])
+        array = rewriter.constant(add.inputs[at])
         if array is not None:
             return array, add.inputs[1 - at]
     return None, add.inputs[0]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...errors import SonnxError
-from ...ir.graph import ABSENT
+from ...ir import graph as ir
 from ...rewriting.constants import deterministic
-from ..region import RegionCall, call_of
-from .facts import is_pointwise, operator
-from .view import ORIGINS, RegionView
+from ..flat import call_of, once, operator, producer, run
+from .facts import is_pointwise
+from .rewriter import PlanRewriter
 
 ML, NAME = "ai.onnx.ml", "TreeEnsembleRegressor"
 LEAVES = 1 << 16
@@ -30,67 +30,67 @@ _OF_NODES = (
 _OF_VOTES = ("target_nodeids", "target_ids", "target_weights")
 
 
-def leaf_functions(graph: RegionView) -> int:
+def leaf_functions(rewriter: PlanRewriter) -> int:
     """For any function of the result of one tree with one vote in each leaf, let the tree vote for the results of the function.
 
     The function consists of LabelEncoder, of elementwise operators with constants of one element, and of Reshape to a column.  It
     is computed for each leaf by the definitions; only the sign of zeros may change.
     """
-    return sum(_leaf_function(graph, tree) for tree in _ensembles(graph) if graph.alive(tree))
+    return sum(_leaf_function(rewriter, tree) for tree in _ensembles(rewriter) if tree in rewriter.graph)
 
 
-def summed_ensembles(graph: RegionView) -> int:
+def summed_ensembles(rewriter: PlanRewriter) -> int:
     """For any sum of ensembles of the same input, use one ensemble with the trees of all of them."""
-    ensembles = {call.outputs[0]: call for call in _ensembles(graph)}
-    roots = [c for c in graph.named("Add", "Sum") if not _is_term(graph, c.outputs[0])] if len(ensembles) > 1 else []
-    return sum(_summed(graph, root, ensembles) for root in roots if graph.alive(root))
+    ensembles = {call.outputs[0]: call for call in _ensembles(rewriter)}
+    roots = [c for c in rewriter.named("Add", "Sum") if not _is_term(rewriter, c.outputs[0])] if len(ensembles) > 1 else []
+    return sum(_summed(rewriter, root, ensembles) for root in roots if root in rewriter.graph)
 
 
-def _ensembles(graph: RegionView) -> Iterator[RegionCall]:
+def _ensembles(rewriter: PlanRewriter) -> Iterator[ir.Node]:
     """The calls of TreeEnsembleRegressor whose result is the sum of votes."""
-    for call in graph.named(""):
+    for call in rewriter.graph.named(NAME):
         given = call.attributes
-        if call.node.domain == ML and call.name == NAME and given.get("post_transform") in (None, "NONE"):
+        if call.domain == ML and given.get("post_transform") in (None, "NONE"):
             plain = given.get("base_values") is None and given.get("base_values_as_tensor") is None
             if plain and given.get("aggregate_function") in (None, "SUM"):
                 yield call
 
 
-def _ensemble(inputs: tuple[int, ...], value: int, origins: list[RegionCall], attributes: Mapping[str, Any]) -> RegionCall:
-    made = call_of(NAME, inputs, (value,), origins, ML, **attributes)
-    made.origins = made.origins[-ORIGINS:]
-    return made
+def _ensemble(
+    inputs: Sequence[ir.Value | None], value: ir.Value | None, origins: list[ir.Node], attributes: Mapping[str, Any]
+) -> ir.Node:
+    return call_of(NAME, inputs, (value,), origins, ML, **attributes)
 
 
 # --- functions of leaves
 
 
-def _leaf_function(graph: RegionView, tree: RegionCall) -> bool:
+def _leaf_function(rewriter: PlanRewriter, tree: ir.Node) -> bool:
     weights = _weights(tree)
     if weights is None:
         return False
-    values: dict[int, np.ndarray] = {tree.outputs[0]: weights}
-    calls = _functions(graph, tree.outputs[0], values)
+    values: dict[ir.Value, np.ndarray] = {tree.results[0]: weights}
+    calls = _functions(rewriter, tree.results[0], values)
     while True:
-        exits = [v for v in values if v in graph.outputs or not graph.users(v).keys() <= calls.keys()]
+        exits = [v for v in values if v.is_output or not v.users.keys() <= calls.keys()]
         others = [v for v in exits if values[v].dtype != np.float32]
         if not others:
             break
         for v in others:
-            call = graph.producer(v)
+            call = v.producer
             if call is not None:
                 calls.pop(call, None)
             del values[v]
-    last = graph.producer(exits[0]) if len(exits) == 1 else None
+    last = exits[0].producer if len(exits) == 1 else None
     if last is None or last is tree:
         return False
-    given = {k: tree.attributes[k] for k in tree.node.given if k != "target_weights_as_tensor"}
+    given = {k: tree.attributes[k] for k in tree.given if k != "target_weights_as_tensor"}
     changed = {**given, "target_weights": tuple(values[exits[0]][:, 0].tolist())}
-    graph.put(last, _ensemble(tree.inputs, exits[0], [last, tree], changed))
+    rewriter.put(last, _ensemble(tree.inputs, exits[0], [last, tree], changed))
     return True
 
 
-def _weights(tree: RegionCall) -> np.ndarray | None:
+def _weights(tree: ir.Node) -> np.ndarray | None:
     """The result at the leaf of each vote, float32 [votes, 1]; None unless there is one tree, with one vote in each leaf."""
     given = tree.attributes
     modes, trees, nodes = (given.get(f"nodes_{n}") or () for n in ("modes", "treeids", "nodeids"))
@@ -106,48 +106,55 @@ def _weights(tree: RegionCall) -> np.ndarray | None:
     return (weights.astype(np.float32) + np.float32(0))[:, None]
 
 
-def _functions(graph: RegionView, source: int, values: dict[int, np.ndarray]) -> dict[RegionCall, None]:
+def _functions(rewriter: PlanRewriter, source: ir.Value, values: dict[ir.Value, np.ndarray]) -> dict[ir.Node, None]:
     """The calls whose inputs are functions of a leaf or constants; their results for each leaf are added to `values`."""
-    calls: dict[RegionCall, None] = {}
-    pending: list[tuple[tuple[int, int], RegionCall]] = []
-    seen: set[RegionCall] = set()
+    calls: dict[ir.Node, None] = {}
+    pending: list[tuple[int, ir.Node]] = []
+    seen: set[ir.Node] = set()
 
-    def add(value: int) -> None:
-        for user in graph.users(value):
+    def add(value: ir.Value) -> None:
+        for user in value.users:
             if user not in seen:
                 seen.add(user)
-                heapq.heappush(pending, (graph.order(user), user))
+                heapq.heappush(pending, (user.position, user))
 
     add(source)
     while pending and len(calls) < LONGEST:
         _, call = heapq.heappop(pending)
-        found = _results(graph, call, values)
+        found = _results(rewriter, call, values)
         if found is not None:
             calls[call] = None
-            values[call.outputs[0]] = found
-            add(call.outputs[0])
+            (result,) = call.results
+            values[result] = found
+            add(result)
     return calls
 
 
-def _results(graph: RegionView, call: RegionCall, values: Mapping[int, np.ndarray]) -> np.ndarray | None:
+def _results(rewriter: PlanRewriter, call: ir.Node, values: Mapping[ir.Value, np.ndarray]) -> np.ndarray | None:
     """The results of a call for each leaf, [leaves, 1]; None if it is not a function of one leaf."""
-    if len(call.outputs) != 1 or call.node.graphs or call.node.operator is None or not deterministic(graph, call):
+    if (
+        len(call.outputs) != 1
+        or call.outputs[0] is None
+        or call.bodies
+        or call.operator is None
+        or not deterministic(rewriter, call)
+    ):
         return None
     if operator(call) == "Reshape":
-        if graph.ints(call.inputs[1]) != (-1, 1) or call.inputs[0] not in values:
+        if rewriter.ints(call.inputs[1]) != (-1, 1) or call.inputs[0] is None:
             return None
-        return values[call.inputs[0]]
-    if not is_pointwise(call) and (call.node.domain, call.name) != (ML, "LabelEncoder"):
+        return values.get(call.inputs[0])
+    if not is_pointwise(call) and (call.domain, call.op_type) != (ML, "LabelEncoder"):
         return None
     arrays: list[np.ndarray | None] = []
     for i in call.inputs:
-        array = None if i == ABSENT else values[i] if i in values else graph.constant(i)
-        if i != ABSENT and (array is None or (i not in values and (array.size != 1 or array.ndim > 2))):
+        array = None if i is None else values[i] if i in values else rewriter.constant(i)
+        if i is not None and (array is None or (i not in values and (array.size != 1 or array.ndim > 2))):
             return None
         arrays.append(array)
     try:
         with np.errstate(all="ignore"):
-            (found,) = call.run(arrays)
+            (found,) = run(call, arrays)
     except (SonnxError, ArithmeticError, LookupError, TypeError, ValueError):
         return None
     shape = next(iter(values.values())).shape
@@ -157,37 +164,37 @@ def _results(graph: RegionView, call: RegionCall, values: Mapping[int, np.ndarra
 # --- sums
 
 
-def _is_term(graph: RegionView, value: int) -> bool:
+def _is_term(rewriter: PlanRewriter, value: ir.Value | None) -> bool:
     """Whether a sum reads a value, and nothing else does."""
-    return graph.once(value) and operator(graph.only_user(value)) in ("Add", "Sum")
+    return once(value) and operator(rewriter.reader(value)) in ("Add", "Sum")
 
 
-def _summed(graph: RegionView, root: RegionCall, known: Mapping[int, RegionCall]) -> bool:
-    terms = list(_terms(graph, root))
-    groups: dict[tuple[Any, ...], list[int]] = {}
+def _summed(rewriter: PlanRewriter, root: ir.Node, known: Mapping[ir.Value | None, ir.Node]) -> bool:
+    terms = list(_terms(rewriter, root))
+    groups: dict[tuple[Any, ...], list[ir.Value | None]] = {}
     for v in terms:
         call = known.get(v)
-        if call is not None and graph.once(v) and call.attributes.get("n_targets"):
-            groups.setdefault((call.inputs, call.attributes["n_targets"]), []).append(v)
+        if call is not None and once(v) and call.attributes.get("n_targets"):
+            groups.setdefault((tuple(call.inputs), call.attributes["n_targets"]), []).append(v)
     (inputs, targets), group = max(groups.items(), key=lambda g: len(g[1]), default=(((), 0), []))
     joined = _joined([known[v].attributes for v in group]) if len(group) > 1 else None
     if joined is None:
         return False
     gone = set(group)
     rest = [v for v in terms if v not in gone]
-    value = graph.region.new() if rest else root.outputs[0]
+    value = ir.Value() if rest else root.outputs[0]
     made = _ensemble(inputs, value, [root, *(known[v] for v in group)], {**joined, "n_targets": targets})
-    graph.put(root, made, *([graph.call("Sum", (made.outputs[0], *rest), [root], root.outputs)] if rest else []))
+    rewriter.put(root, made, *([rewriter.call("Sum", (made.outputs[0], *rest), [root], root.outputs)] if rest else []))
     return True
 
 
-def _terms(graph: RegionView, root: RegionCall) -> Iterator[int]:
+def _terms(rewriter: PlanRewriter, root: ir.Node) -> Iterator[ir.Value | None]:
     """What a sum adds, through sums that only it reads."""
     pending = [*reversed(root.inputs)]
     while pending:
         value = pending.pop()
-        before = graph.producer(value)
-        if before is not None and operator(before) in ("Add", "Sum") and graph.once(value):
+        before = producer(value)
+        if before is not None and operator(before) in ("Add", "Sum") and once(value):
             pending += reversed(before.inputs)
         else:
             yield value

@@ -1,6 +1,6 @@
-"""What is known of the values of a region before it runs: dtypes, and the shapes of `Types`.
+"""What is known of the values of a plan before it runs: dtypes, and the shapes of `Types`.
 
-A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each call to one element type.
+A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each node to one element type.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
-from ...ir.graph import ABSENT
 from ...ir.shapes import MOST, Dim, Known, Shape, is_known
 from ...kernels.values import LazyConstant
 from ...proto.schemas import schemas, type_strings
+from ...rewriting.rewriter import Rewriter
 from ...rewriting.types import Types
-from ...rewriting.view import GraphView
-from ..region import Region, RegionCall
+from ..flat import has_kernel_only, operator
 
 Type = tuple[np.dtype[Any] | None, Sequence[int | str | None] | None]
 """A dtype and a shape, each None if it is not known; so is each size that is not known."""
@@ -28,14 +28,9 @@ TENSOR = (np.ndarray, LazyConstant)
 """The types of constant tensors."""
 
 
-def operator(call: RegionCall | None) -> str:
-    """The operator that a call of ONNX's domain has in its present meaning; "" for any other."""
-    return "" if call is None else call.operator
-
-
-def is_pointwise(call: RegionCall | None) -> bool:
-    """Whether a call computes one value for each place of its inputs, broadcast."""
-    name = operator(call)
+def is_pointwise(node: ir.Node | None) -> bool:
+    """Whether a node computes one value for each place of its inputs, broadcast."""
+    name = operator(node)
     return has_trait("", name, "unary") or has_trait("", name, "broadcasting")
 
 
@@ -56,19 +51,17 @@ def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], 
     return tuple(map(bound, inputs)), tuple(map(bound, outputs)), repeats[0], repeats[1]
 
 
-class Facts(Types[int, RegionCall]):
-    """Dtypes and shapes of the values of a region.
+class Facts(Types):
+    """Dtypes and shapes of the values of a plan.
 
     Args:
-        view: the region's view.
-        region: the region.
+        rewriter: the graph.
         types: the dtypes and shapes of values that the caller knows, such as those of the inputs.
     """
 
-    def __init__(self, view: GraphView[int, RegionCall], region: Region, types: Mapping[int, Type]) -> None:
-        super().__init__(view)
-        self.region = region
-        self._parent: dict[int, int] = {}
+    def __init__(self, rewriter: Rewriter, types: Mapping[ir.Value, Type]) -> None:
+        super().__init__(rewriter)
+        self._parent: dict[ir.Value, ir.Value] = {}
         self._dtypes = {value: np.dtype(dtype) for value, (dtype, _) in types.items() if dtype is not None}
         self._given = {value: self._named(shape) for value, (_, shape) in types.items() if shape is not None}
         self._shapes.update(self._given)
@@ -78,34 +71,35 @@ class Facts(Types[int, RegionCall]):
 
     # --- asking ---
 
-    def dtype(self, value: int) -> np.dtype[Any] | None:
+    def dtype(self, value: ir.Value | None) -> np.dtype[Any] | None:
         """The dtype of a value; None if it is not known."""
-        array = self.region.constants.get(value)
+        if value is None:
+            return None
+        array = value.constant
         return array.dtype if isinstance(array, TENSOR) else self._dtypes.get(self._root(value))
 
-    def shape(self, value: int) -> Shape | None:
+    def shape(self, value: ir.Value | None) -> Shape | None:
         """The shape of a value; None if its rank is not known."""
-        array = self.region.constants.get(value)
+        if value is None:
+            return None
+        array = value.constant
         return array.shape if isinstance(array, TENSOR) else self._shapes.get(value)
 
-    def rank(self, value: int) -> int | None:
-        """The number of axes of a value; None if it is not known."""
-        shape = self.shape(value)
-        return None if shape is None else len(shape)
-
-    def rank_at_least(self, value: int, rank: int) -> bool:
+    def rank_at_least(self, value: ir.Value | None, rank: int) -> bool:
         """Whether a value is known to have at least so many axes."""
         shape = self.shape(value)
         return rank <= 0 if shape is None else len(shape) >= rank
 
-    def last(self, value: int) -> Dim | None:
+    def last(self, value: ir.Value | None) -> Dim | None:
         """The size of the last axis; None if it is not known."""
         shape = self.shape(value)
         return shape[-1] if shape else None
 
-    def sizes(self, value: int) -> Known | None:
+    def sizes(self, value: ir.Value | None) -> Known | None:
         """A value that is a size or a vector of sizes; None if it is not known."""
-        array = self.region.constants.get(value)
+        if value is None:
+            return None
+        array = value.constant
         if isinstance(array, np.ndarray):
             if array.dtype not in (np.int64, np.int32) or array.ndim > 1 or array.size > MOST:
                 return None
@@ -113,45 +107,44 @@ class Facts(Types[int, RegionCall]):
             return found if isinstance(found, int) else tuple(found)
         return self._sizes.get(value)
 
-    def known_sizes(self) -> list[tuple[int, np.ndarray]]:
+    def known_sizes(self) -> list[tuple[ir.Value, np.ndarray]]:
         """The computed sizes that are known as numbers: the values and their contents."""
         found = []
         for value, sizes in self._sizes.items():
-            dtype = self.dtype(value)
-            if value not in self.region.constants and dtype is not None and is_known(sizes):
+            if value.constant is None and is_known(sizes) and (dtype := self.dtype(value)) is not None:
                 found.append((value, np.array(sizes, dtype)))
         return found
 
     # --- inference ---
 
-    def join(self, a: int, b: int) -> None:
+    def join(self, a: ir.Value, b: ir.Value) -> None:
         """Note that two values are equal."""
         a, b = self._root(a), self._root(b)
-        if a != b:
+        if a is not b:
             self._parent[b] = a
             if b in self._dtypes:
                 self._dtypes.setdefault(a, self._dtypes[b])
 
-    def _root(self, value: int) -> int:
+    def _root(self, value: ir.Value) -> ir.Value:
         parent = self._parent
-        while (up := parent.get(value, value)) != value:
+        while (up := parent.get(value, value)) is not value:
             parent[value] = value = parent.get(up, up)
         return value
 
-    def infer(self, call: RegionCall) -> None:
-        """Add what is known of the outputs of a call; the values before it must be known."""
+    def infer(self, call: ir.Node) -> None:
+        """Add what is known of the outputs of a node; the values before it must be known."""
         self._infer_dtypes(call)
         super().infer(call)
 
-    def _infer_dtypes(self, call: RegionCall) -> None:
-        if call.node.operator is None or call.has_kernel_only:  # what only plans have is in no schema
+    def _infer_dtypes(self, node: ir.Node) -> None:
+        if node.operator is None or has_kernel_only(node):  # what only plans have is in no schema
             return
-        inputs, outputs, more_in, more_out = _parameters(call.node.domain, call.node.op_type, call.node.operator.version)
-        seen: dict[str, int] = {}
-        for values, bound, more in ((call.inputs, inputs, more_in), (call.outputs, outputs, more_out)):
+        inputs, outputs, more_in, more_out = _parameters(node.domain, node.op_type, node.operator.version)
+        seen: dict[str, ir.Value] = {}
+        for values, bound, more in ((node.inputs, inputs, more_in), (node.outputs, outputs, more_out)):
             for i, value in enumerate(values):
                 kind = bound[i] if i < len(bound) else bound[-1] if more and bound else None
-                if value == ABSENT or kind is None:
+                if value is None or kind is None:
                     continue
                 if not isinstance(kind, str):
                     self._dtypes.setdefault(self._root(value), kind)
@@ -159,7 +152,7 @@ class Facts(Types[int, RegionCall]):
                     self.join(seen[kind], value)
                 else:
                     seen[kind] = value
-                if isinstance(constant := self.region.constants.get(value), TENSOR):
+                if isinstance(constant := value.constant, TENSOR):
                     self._dtypes.setdefault(self._root(value), constant.dtype)
-        if call.is_("Cast") and isinstance(call.attributes.get("to"), int):
-            self._dtypes.setdefault(self._root(call.outputs[0]), dtypes.numpy_dtype(call.attributes["to"]))
+        if node.is_("Cast") and isinstance(node.attributes.get("to"), int) and node.outputs[0] is not None:
+            self._dtypes.setdefault(self._root(node.outputs[0]), dtypes.numpy_dtype(node.attributes["to"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from ...ir import graph as ir
 from ...rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from ...rewriting.affine import channels
 from ...rewriting.attention import attentions, scales
@@ -15,7 +16,7 @@ from ...rewriting.rotary import rotary_embeddings
 from ...rewriting.run import run
 from ...rewriting.sizes import sizes
 from ...rewriting.transposes import transposes
-from ..region import Region
+from ..flat import remove_dead
 from .additions import additions, windows
 from .bodies import bodies
 from .constants import branches, constants
@@ -24,11 +25,11 @@ from .facts import Type
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
 from .reshapes import reshapes
+from .rewriter import PlanRewriter
 from .simpler import squares, sums
 from .transposes import cancelled, through_reshapes
-from .view import RegionView
 
-Pass = Callable[[RegionView], int]
+Pass = Callable[[PlanRewriter], int]
 
 ROUNDS = 16
 """The number of times that each pass runs at most."""
@@ -71,18 +72,17 @@ PASSES: dict[str, Pass] = {p.__name__: p for p in (*LEVEL_1, *LEVEL_2)}
 
 
 def fuse(
-    region: Region, level: int = 2, types: Mapping[int, Type] | None = None, only: Iterable[str] | None = None
+    graph: ir.Graph, level: int = 2, types: Mapping[ir.Value, Type] | None = None, only: Iterable[str] | None = None
 ) -> dict[str, int]:
-    """Rewrite the calls of a region until no pass changes anything.
+    """Rewrite the nodes of a graph until no pass changes anything.
 
     Results keep their values, NaN and infinities included; float32 results round differently, by about 1e-5 of the largest one.
 
     Args:
-        region: the region, which is changed.
+        graph: the graph of a plan, which is changed.
         level: 0 for nothing, 1 for the passes that only remove calls, 2 for all.
-        types: the dtypes and shapes of values that are known, such as those of the inputs: id -> (dtype, shape), in which a
-        size is an
-            int, a name that all sizes of one value share, or None.
+        types: the dtypes and shapes of values that are known, such as those of the inputs: value -> (dtype, shape), in which
+            a size is an int, a name that all sizes of one value share, or None.
         only: the names of the passes to run; None for those of the level.
 
     Returns:
@@ -92,8 +92,7 @@ def fuse(
     passes = [p for p in (*LEVEL_1, *(LEVEL_2 if level > 1 else ())) if p.__name__ in names] if level > 0 else []
     if not passes:
         return {}
-    region.remove_dead()
-    graph = RegionView(region, types)
-    done = run([partial(p, graph) for p in passes], ROUNDS)
-    graph.finish()
+    remove_dead(graph)
+    rewriter = PlanRewriter(graph, types)
+    done = run([partial(p, rewriter) for p in passes], ROUNDS)
     return {p.__name__: n for p, n in zip(passes, done.counts, strict=True) if n}

@@ -9,13 +9,12 @@ from functools import partial
 
 import numpy as np
 
-from ...ir.graph import ABSENT
+from ...ir import graph as ir
 from ...kernels.values import LARGE as KEPT
 from ...kernels.values import LazyConstant, bound_of
 from ...proto.tensor_data import release
-from ..region import RegionCall
-from .facts import operator
-from .view import RegionView
+from ..flat import once, operator
+from .rewriter import PlanRewriter
 
 LARGEST = 1 << 28
 """The maximum bytes of the weights that are joined."""
@@ -27,83 +26,83 @@ READERS = ("Reshape", "Transpose", "Attention")
 class _Product:
     """A product with a constant weight, its bias, and the call that returns the result: the product, or an Add."""
 
-    call: RegionCall
+    call: ir.Node
     weight: np.ndarray | LazyConstant
     bias: np.ndarray | None
-    last: RegionCall
+    last: ir.Node
 
     @property
-    def calls(self) -> tuple[RegionCall, ...]:
+    def calls(self) -> tuple[ir.Node, ...]:
         return (self.call,) if self.last is self.call else (self.call, self.last)
 
 
-def products(graph: RegionView) -> int:
+def products(rewriter: PlanRewriter) -> int:
     """For any calls of the form MatMul(x, W1), MatMul(x, W2), ..., with optional biases, replace them by one MatMul and a Split.
 
     Gemm(x, W) too, without factors and a transposed x.  The weights are constant matrices of one dtype, joined along their
     columns.  All results are read by Reshape, Transpose or Attention only.
     """
-    groups: dict[tuple[int, str], list[_Product]] = {}
-    for call in graph.named("MatMul", "Gemm"):
-        if len(graph.users(call.inputs[0])) > 1:
-            found = _product(graph, call)
+    groups: dict[tuple[ir.Value, str], list[_Product]] = {}
+    for call in rewriter.named("MatMul", "Gemm"):
+        x = call.inputs[0]
+        if x is not None and len(x.users) > 1:
+            found = _product(rewriter, call)
             if found is not None:
-                key = (call.inputs[0], f"{call.name} {found.weight.dtype} {found.weight.shape[0]}")
+                key = (x, f"{call.op_type} {found.weight.dtype} {found.weight.shape[0]}")
                 groups.setdefault(key, []).append(found)
     count = 0
     for (x, _), group in groups.items():
         if len(group) > 1 and sum(p.weight.nbytes for p in group) <= LARGEST:
-            _join(graph, x, group)
+            _join(rewriter, x, group)
             count += 1
     return count
 
 
-def _product(graph: RegionView, call: RegionCall) -> _Product | None:
-    weight = graph.weight(call.inputs[1])
+def _product(rewriter: PlanRewriter, call: ir.Node) -> _Product | None:
+    weight = rewriter.weight(call.inputs[1])
     if weight is None or weight.ndim != 2 or call.inputs[0] == call.inputs[1]:
         return None
     last, bias = call, None
-    if call.name == "Gemm":
+    if call.op_type == "Gemm":
         plain = call.attributes["alpha"] == 1 and call.attributes["beta"] == 1 and not call.attributes["transA"]
         if not plain:
             return None
         if call.attributes["transB"]:
             weight = (weight if isinstance(weight, np.ndarray) else weight.array()).T
-        if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
-            bias = graph.constant(call.inputs[2])
+        if call.input(2) is not None:
+            bias = rewriter.constant(call.inputs[2])
             if bias is None or bias.shape != (weight.shape[1],):
                 return None
     else:
-        add = graph.only_user(call.outputs[0]) if graph.once(call.outputs[0]) else None
+        add = rewriter.reader(call.outputs[0]) if once(call.outputs[0]) else None
         if add is not None and operator(add) == "Add":
-            array = graph.constant(add.inputs[0] if add.inputs[1] == call.outputs[0] else add.inputs[1])
+            array = rewriter.constant(add.inputs[0] if add.inputs[1] == call.outputs[0] else add.inputs[1])
             if array is not None and array.shape == (weight.shape[1],) and array.dtype == weight.dtype:
                 last, bias = add, array
-    value = last.outputs[0]
-    users = graph.users(value)
-    if value in graph.outputs or not users or any(operator(u) not in READERS for u in users):
+    (value,) = last.results
+    users = value.users
+    if value.is_output or not users or any(operator(u) not in READERS for u in users):
         return None
     return _Product(call, weight, bias, last)
 
 
-def _join(graph: RegionView, x: int, group: list[_Product]) -> None:
-    group = sorted(group, key=lambda p: graph.order(p.call))
-    dtype, name = group[0].weight.dtype, group[0].call.name
-    weight = graph.region.constant(_joined([p.weight for p in group]))
+def _join(rewriter: PlanRewriter, x: ir.Value, group: list[_Product]) -> None:
+    group = sorted(group, key=lambda p: p.call.position)
+    dtype, name = group[0].weight.dtype, group[0].call.op_type
+    weight = rewriter.add_constant(_joined([p.weight for p in group]))
     origins = [c for p in group for c in p.calls]
-    inputs, calls = [x, weight], []
-    bias = ABSENT
+    inputs, bias = [x, weight], None
     if any(p.bias is not None for p in group):
         # a result without a bias has 0 added: only the sign of its zeros may change
         parts = [np.zeros(p.weight.shape[1], dtype) if p.bias is None else p.bias for p in group]
-        bias = graph.region.constant(np.concatenate(parts))
+        bias = rewriter.add_constant(np.concatenate(parts))
         inputs += [bias] if name == "Gemm" else []
-    calls.append(graph.call(name, inputs, origins))
-    if bias != ABSENT and name == "MatMul":
-        calls.append(graph.call("Add", (calls[-1].outputs[0], bias), origins))
-    sizes = graph.region.constant(np.array([p.weight.shape[1] for p in group], np.int64))
-    calls.append(graph.call("Split", (calls[-1].outputs[0], sizes), origins, [p.last.outputs[0] for p in group], axis=-1))
-    graph.put(group[0].call, *calls, also=origins[1:])
+    calls = [rewriter.call(name, inputs, origins)]
+    if bias is not None and name == "MatMul":
+        calls.append(rewriter.call("Add", (calls[-1].outputs[0], bias), origins))
+    sizes = rewriter.add_constant(np.array([p.weight.shape[1] for p in group], np.int64))
+    calls.append(rewriter.call("Split", (calls[-1].outputs[0], sizes), origins, [p.last.outputs[0] for p in group], axis=-1))
+    rewriter.put(group[0].call, *calls, also=origins[1:])
 
 
 def _joined(weights: Sequence[np.ndarray | LazyConstant]) -> np.ndarray | LazyConstant:

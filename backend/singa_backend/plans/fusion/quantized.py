@@ -20,11 +20,11 @@ import numpy as np
 
 from ...dtypes import numpy_dtype
 from ...errors import SonnxError
-from ...ir.graph import ABSENT
+from ...ir import graph as ir
 from ...kernels.quantized import exact_int8
-from ..region import RegionCall
-from .facts import is_pointwise, operator
-from .view import RegionView
+from ..flat import once, operator, producer, run
+from .facts import is_pointwise
+from .rewriter import PlanRewriter
 
 INT8 = (np.dtype(np.uint8), np.dtype(np.int8))
 F32 = np.dtype(np.float32)
@@ -38,18 +38,18 @@ class Quantized:
     """A quantized value with its parameters.
 
     Attributes:
-        value: the id.
+        value: the quantized value.
         scale: float32, one or one for each entry of the axis.
         zero: the zero points, of the same size.
         axis: the axis, from the front or the back; None for one scale.
         call: the QuantizeLinear or DequantizeLinear.
     """
 
-    value: int
+    value: ir.Value | None
     scale: np.ndarray
     zero: np.ndarray
     axis: int | None
-    call: RegionCall
+    call: ir.Node
 
     @property
     def simple(self) -> bool:
@@ -62,15 +62,15 @@ class Quantized:
         return self.simple and other.simple and bool(same)
 
 
-def _parameters(graph: RegionView, call: RegionCall, value: int) -> Quantized | None:
+def _parameters(rewriter: PlanRewriter, call: ir.Node, value: ir.Value | None) -> Quantized | None:
     a = call.attributes
-    scale = graph.constant(call.inputs[1])
-    zero = graph.constant(call.inputs[2]) if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
+    scale = rewriter.constant(call.inputs[1])
+    zero = rewriter.constant(call.inputs[2]) if call.input(2) is not None else None
     if scale is None or scale.dtype != F32 or scale.ndim > 1 or not scale.size or a.get("block_size"):
         return None
-    if zero is None and len(call.inputs) > 2 and call.inputs[2] != ABSENT:
+    if zero is None and call.input(2) is not None:
         return None
-    dtype = graph.facts.dtype(value) if zero is None else zero.dtype
+    dtype = rewriter.dtype(value) if zero is None else zero.dtype
     if zero is None and operator(call) == "QuantizeLinear":
         dtype = np.dtype(numpy_dtype(a["output_dtype"])) if a.get("output_dtype") else np.dtype(np.uint8)
     elif operator(call) == "DequantizeLinear" and a.get("output_dtype") and numpy_dtype(a["output_dtype"]) != F32:
@@ -86,215 +86,217 @@ def _parameters(graph: RegionView, call: RegionCall, value: int) -> Quantized | 
     return Quantized(value, scale.reshape(-1), zeros, axis, call)
 
 
-def _dequantized(graph: RegionView, value: int) -> Quantized | None:
+def _dequantized(rewriter: PlanRewriter, value: ir.Value | None) -> Quantized | None:
     """What a value is dequantized from."""
-    call = graph.made_by(value, "DequantizeLinear")
-    return None if call is None else _parameters(graph, call, call.inputs[0])
+    call = rewriter.made_by(value, "DequantizeLinear")
+    return None if call is None else _parameters(rewriter, call, call.inputs[0])
 
 
-def _quantized(graph: RegionView, call: RegionCall) -> Quantized | None:
+def _quantized(rewriter: PlanRewriter, call: ir.Node) -> Quantized | None:
     """What a QuantizeLinear returns."""
-    return _parameters(graph, call, call.outputs[0])
+    return _parameters(rewriter, call, call.outputs[0])
 
 
-def _zero(graph: RegionView, of: Quantized) -> int:
-    """The id of the zero points."""
+def _zero(rewriter: PlanRewriter, of: Quantized) -> ir.Value | None:
+    """The zero points."""
     call = of.call
-    if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
+    if call.input(2) is not None:
         return call.inputs[2]
-    return graph.region.constant(of.zero.reshape(np.shape(graph.region.constants[call.inputs[1]])))
+    scale = rewriter.constant(call.inputs[1])
+    assert scale is not None
+    return rewriter.add_constant(of.zero.reshape(scale.shape))
 
 
 # --- exact rewrites
 
 
-def quantized_signs(graph: RegionView) -> int:
+def quantized_signs(rewriter: PlanRewriter) -> int:
     """For any QuantizeLinear to int8 whose result is only dequantized, quantize to uint8 with a zero point that is 128 higher.
 
     The steps are the same; products of uint8 with int8 need no correction, and after a Relu the zero point is 0.
     """
     count = 0
-    for root in graph.named("QuantizeLinear"):
-        y = _quantized(graph, root)
-        readers = list(graph.users(root.outputs[0]))
-        if y is None or y.zero.dtype != np.int8 or root.outputs[0] in graph.outputs or not readers:
+    for root in rewriter.named("QuantizeLinear"):
+        y = _quantized(rewriter, root)
+        result, zero = root.outputs[0], root.input(2)
+        readers = [] if result is None or result.is_output else list(result.users)
+        if y is None or y.zero.dtype != np.int8 or zero is None or not readers:
             continue
-        if len(root.inputs) < 3 or root.inputs[2] == ABSENT:
+        found = [_parameters(rewriter, r, r.inputs[0]) if operator(r) == "DequantizeLinear" else None for r in readers]
+        if any(x is None or x.value is not result or x.call.input(2) is None for x in found):
             continue
-        found = [_parameters(graph, r, r.inputs[0]) if operator(r) == "DequantizeLinear" else None for r in readers]
-        if any(x is None or x.value != root.outputs[0] or len(x.call.inputs) < 3 or x.call.inputs[2] == ABSENT for x in found):
-            continue
-        value = graph.region.new()
-        graph.put(root, _unsigned(graph, root, root.inputs[0], value))
+        value = ir.Value()
+        rewriter.put(root, _unsigned(rewriter, root, root.inputs[0], value))
         for r in readers:
-            graph.put(r, _unsigned(graph, r, value, r.outputs[0]))
+            rewriter.put(r, _unsigned(rewriter, r, value, r.outputs[0]))
         count += 1
     return count
 
 
-def _unsigned(graph: RegionView, call: RegionCall, x: int, y: int) -> RegionCall:
+def _unsigned(rewriter: PlanRewriter, call: ir.Node, x: ir.Value | None, y: ir.Value | None) -> ir.Node:
     """A QuantizeLinear or DequantizeLinear with a zero point of uint8 in place of int8."""
-    zero = graph.region.constants[call.inputs[2]]
-    shifted = graph.region.constant(np.asarray(zero.astype(np.int16) + 128).astype(np.uint8))
-    axis = {"axis": call.attributes["axis"]} if "axis" in call.node.given else {}
-    return graph.call(call.name, (x, call.inputs[1], shifted), [call], (y,), **axis)
+    zero = rewriter.constant(call.inputs[2])
+    assert zero is not None
+    shifted = rewriter.add_constant(np.asarray(zero.astype(np.int16) + 128).astype(np.uint8))
+    axis = {"axis": call.attributes["axis"]} if "axis" in call.given else {}
+    return rewriter.call(call.op_type, (x, call.inputs[1], shifted), [call], (y,), **axis)
 
 
-def quantized_moves(graph: RegionView) -> int:
+def quantized_moves(rewriter: PlanRewriter) -> int:
     """For any call that moves dequantized values, move the quantized ones and dequantize the result.
 
     The scale is one number; or, for a Transpose, one for each entry of an axis.  A Concat of values with different parameters is
     quantized before it is joined.
     """
-    count = sum(_join(graph, call) for call in graph.named("Concat") if graph.alive(call))
-    for call in graph.with_trait("elements_of_first"):
-        if not graph.alive(call) or (call.name == "MaxPool" and ((call.node.version or 0) < 12 or len(call.outputs) > 1)):
+    count = sum(_join(rewriter, call) for call in rewriter.named("Concat") if call in rewriter.graph)
+    for call in rewriter.with_trait("elements_of_first"):
+        if call not in rewriter.graph or (call.op_type == "MaxPool" and ((call.version or 0) < 12 or len(call.outputs) > 1)):
             continue
-        x = _dequantized(graph, call.inputs[0])
+        x = _dequantized(rewriter, call.inputs[0])
         if x is None or x.zero.dtype not in INT8:
             continue
         axis = {}
         if not x.simple:
             perm = call.attributes.get("perm")
-            if call.name != "Transpose" or perm is None or x.axis is None:
+            if call.op_type != "Transpose" or perm is None or x.axis is None:
                 continue
             axis = {"axis": list(perm).index(x.axis % len(perm))}
-        parts = tuple(ABSENT if o == ABSENT else graph.region.new() for o in call.outputs)
-        moved = RegionCall(call.node, (x.value, *call.inputs[1:]), parts, call.scope, call.origins)
+        parts = tuple(None if o is None else ir.Value() for o in call.outputs)
+        moved = call.copy((x.value, *call.inputs[1:]), parts, call.origins)
         back = []
         for part, o in zip(parts, call.outputs, strict=True):
-            if o != ABSENT:
+            if o is not None:
                 back.append(
-                    graph.call("DequantizeLinear", (part, x.call.inputs[1], _zero(graph, x)), [x.call, call], (o,), **axis)
+                    rewriter.call("DequantizeLinear", (part, x.call.inputs[1], _zero(rewriter, x)), [x.call, call], (o,), **axis)
                 )
-        graph.put(call, moved, *back)
+        rewriter.put(call, moved, *back)
         count += 1
     return count
 
 
-def _join(graph: RegionView, call: RegionCall) -> bool:
+def _join(rewriter: PlanRewriter, call: ir.Node) -> bool:
     """Move a Concat after or before the quantization of its inputs."""
-    parts = [_dequantized(graph, i) for i in call.inputs]
+    parts = [_dequantized(rewriter, i) for i in call.inputs]
     if any(p is None or not p.simple for p in parts):
         return False
     known = [p for p in parts if p is not None]
     if all(p.like(known[0]) for p in known):
-        joined = RegionCall(call.node, tuple(p.value for p in known), (graph.region.new(),), call.scope, call.origins)
-        inputs = (joined.outputs[0], known[0].call.inputs[1], _zero(graph, known[0]))
-        graph.put(call, joined, graph.call("DequantizeLinear", inputs, [call], call.outputs))
+        joined = call.copy(tuple(p.value for p in known), (ir.Value(),), call.origins)
+        inputs = (joined.outputs[0], known[0].call.inputs[1], _zero(rewriter, known[0]))
+        rewriter.put(call, joined, rewriter.call("DequantizeLinear", inputs, [call], call.outputs))
         return True
-    root = graph.only_user(call.outputs[0])
-    y = _quantized(graph, root) if root is not None and operator(root) == "QuantizeLinear" else None
+    root = rewriter.reader(call.outputs[0])
+    y = _quantized(rewriter, root) if root is not None and operator(root) == "QuantizeLinear" else None
     if root is None or y is None or not y.simple:
         return False
     made = []
     for i in call.inputs:
-        inputs = (i, root.inputs[1], _zero(graph, y))
-        made.append(graph.call("QuantizeLinear", inputs, [root]))
+        inputs = (i, root.inputs[1], _zero(rewriter, y))
+        made.append(rewriter.call("QuantizeLinear", inputs, [root]))
     values = tuple(m.outputs[0] for m in made)
-    graph.put(root, *made, RegionCall(call.node, values, root.outputs, call.scope, call.origins))
+    rewriter.put(root, *made, call.copy(values, root.outputs, call.origins))
     return True
 
 
-def quantized_pairs(graph: RegionView) -> int:
+def quantized_pairs(rewriter: PlanRewriter) -> int:
     """For any value that is dequantized and quantized again with the same parameters, use the value itself."""
     count = 0
-    for call in graph.named("QuantizeLinear"):
-        y, x = _quantized(graph, call), _dequantized(graph, call.inputs[0])
+    for call in rewriter.named("QuantizeLinear"):
+        y, x = _quantized(rewriter, call), _dequantized(rewriter, call.inputs[0])
         if x is not None and y is not None and x.like(y):
-            graph.alias(call.outputs[0], x.value)
+            rewriter.alias(call.outputs[0], x.value)
             count += 1
-    graph.flush()
     return count
 
 
-def quantized_tables(graph: RegionView) -> int:
+def quantized_tables(rewriter: PlanRewriter) -> int:
     """For any function of one quantized value and constants that is quantized, use a table of its 256 results.
 
     The function consists of elementwise operators, QuantizeLinear and DequantizeLinear.  The table is computed by their
     definitions; if it returns every entry unchanged, the value itself is used.
     """
     count = 0
-    for root in reversed(graph.named("QuantizeLinear")):
-        if not graph.alive(root):
+    for root in reversed(rewriter.named("QuantizeLinear")):
+        if root not in rewriter.graph:
             continue
-        y = _quantized(graph, root)
-        calls: dict[RegionCall, None] = {}
-        source = _source(graph, root, calls) if y is not None and y.simple else None
-        if source is None or y is None or not isinstance(source, int) or source < 0:
+        y = _quantized(rewriter, root)
+        calls: dict[ir.Node, None] = {}
+        source = _source(rewriter, root, calls) if y is not None and y.simple else None
+        if source is None or y is None or source is NONE:
             continue
-        dtype = graph.facts.dtype(source)
-        table = _table(graph, root, calls, source, dtype) if dtype in INT8 else None
+        dtype = rewriter.dtype(source)
+        table = _table(rewriter, root, calls, source, dtype) if dtype in INT8 else None
         if table is None:
             continue
         if dtype == y.zero.dtype and (table.view(np.uint8) == np.arange(256)).all():
-            graph.alias(root.outputs[0], source)
-            graph.flush()
+            rewriter.alias(root.outputs[0], source)
         else:
             origins = [*reversed(calls)]
-            index = graph.call("Cast", (source,), origins, to=6)
-            found = graph.call("Gather", (graph.region.constant(table), index.outputs[0]), [root], root.outputs[:1])
-            graph.put(root, index, found)
+            index = rewriter.call("Cast", (source,), origins, to=6)
+            found = rewriter.call("Gather", (rewriter.add_constant(table), index.outputs[0]), [root], root.outputs[:1])
+            rewriter.put(root, index, found)
         count += 1
     return count
 
 
-NONE = -2
+FIRST = -(1 << 62)
+"""A place before all nodes."""
+NONE = ir.Value()
 """No quantized value: constants only."""
 
 
-def _source(graph: RegionView, call: RegionCall, calls: dict[RegionCall, None]) -> int | None:
+def _source(rewriter: PlanRewriter, call: ir.Node, calls: dict[ir.Node, None]) -> ir.Value | None:
     """The quantized value that a call is a function of; NONE for constants only, None if there are several or other calls."""
     if len(calls) >= LONGEST:
         return None
     calls[call] = None
     name = operator(call)
     if name in ("QuantizeLinear", "DequantizeLinear"):
-        of = _parameters(graph, call, call.outputs[0] if name == "QuantizeLinear" else call.inputs[0])
+        of = _parameters(rewriter, call, call.outputs[0] if name == "QuantizeLinear" else call.inputs[0])
         if of is None or not of.simple:
             return None
         if name == "QuantizeLinear":
-            return _source_of(graph, call.inputs[0], calls)
-        before = graph.made_by(of.value, "QuantizeLinear")
+            return _source_of(rewriter, call.inputs[0], calls)
+        before = rewriter.made_by(of.value, "QuantizeLinear")
         if before is not None:
             known = dict(calls)
-            further = _source(graph, before, known)
-            if further is not None and further >= 0:
+            further = _source(rewriter, before, known)
+            if further is not None and further is not NONE:
                 calls.update(known)
                 return further
-        return NONE if graph.constant(of.value) is not None else of.value
+        return NONE if rewriter.constant(of.value) is not None else of.value
     found = NONE
     for i in call.inputs:
-        one = NONE if i == ABSENT else _source_of(graph, i, calls)
-        if one is None or (found >= 0 and one >= 0 and one != found):
+        one = NONE if i is None else _source_of(rewriter, i, calls)
+        if one is None or (found is not NONE and one is not NONE and one is not found):
             return None
-        found = max(found, one)
+        found = found if one is NONE else one
     return found
 
 
-def _source_of(graph: RegionView, value: int, calls: dict[RegionCall, None]) -> int | None:
-    array = graph.constant(value)
+def _source_of(rewriter: PlanRewriter, value: ir.Value | None, calls: dict[ir.Node, None]) -> ir.Value | None:
+    array = rewriter.constant(value)
     if array is not None:
         return NONE if array.size == 1 and array.ndim <= 1 and array.dtype == F32 else None
-    call = graph.producer(value)
+    call = producer(value)
     known = is_pointwise(call) or operator(call) == "DequantizeLinear"
-    return _source(graph, call, calls) if call is not None and known and len(call.outputs) == 1 else None
+    return _source(rewriter, call, calls) if call is not None and known and len(call.outputs) == 1 else None
 
 
-def _table(graph: RegionView, root: RegionCall, calls: dict[RegionCall, None], source: int, dtype: Any) -> np.ndarray | None:
+def _table(rewriter: PlanRewriter, root: ir.Node, calls: dict[ir.Node, None], source: ir.Value, dtype: Any) -> np.ndarray | None:
     """The 256 results in the order of the bytes of the source."""
-    if not graph.facts.rank_at_least(source, 1):
+    if not rewriter.facts.rank_at_least(source, 1):
         return None
-    values: dict[int, Any] = {source: np.arange(256, dtype=np.uint8).view(dtype)}
+    values: dict[ir.Value | None, Any] = {source: np.arange(256, dtype=np.uint8).view(dtype)}
     try:
         with np.errstate(all="ignore"):
-            for call in sorted(calls, key=graph.order):
+            for call in sorted(calls, key=lambda call: call.position):
                 if all(o in values for o in call.outputs):
                     continue
-                arrays = [None if i == ABSENT else values.get(i, graph.constant(i)) for i in call.inputs]
-                if any(a is None and i != ABSENT for a, i in zip(arrays, call.inputs, strict=True)):
+                arrays = [None if i is None else values.get(i, rewriter.constant(i)) for i in call.inputs]
+                if any(a is None and i is not None for a, i in zip(arrays, call.inputs, strict=True)):
                     continue  # computes the source
-                values.update(zip(call.outputs, call.run(arrays), strict=False))
+                values.update(zip(call.outputs, run(call, arrays), strict=False))
     except (SonnxError, ArithmeticError, LookupError, TypeError, ValueError):
         return None
     table = values.get(root.outputs[0])
@@ -304,7 +306,7 @@ def _table(graph: RegionView, root: RegionCall, calls: dict[RegionCall, None], s
 # --- products
 
 
-def quantized_products(graph: RegionView) -> int:
+def quantized_products(rewriter: PlanRewriter) -> int:
     """For any Conv, MatMul or Gemm of dequantized values that is quantized, multiply integers.
 
     The scale of the weights is one number, or one for each channel; a bias is int32 with the product of the scales, or is rounded
@@ -313,64 +315,63 @@ def quantized_products(graph: RegionView) -> int:
     if not exact_int8():
         return 0
     count = 0
-    for root in graph.named("QuantizeLinear"):
-        y = _quantized(graph, root) if graph.alive(root) else None
+    for root in rewriter.named("QuantizeLinear"):
+        y = _quantized(rewriter, root) if root in rewriter.graph else None
         if y is not None and y.simple:
-            count += _product(graph, root, y)
+            count += _product(rewriter, root, y)
     return count
 
 
-def _product(graph: RegionView, root: RegionCall, y: Quantized) -> bool:
+def _product(rewriter: PlanRewriter, root: ir.Node, y: Quantized) -> bool:
     value, between = root.inputs[0], []
     while True:
-        call = graph.producer(value)
-        if call is None or not graph.once(value) or len(call.outputs) != 1:
+        call = producer(value)
+        if call is None or not once(value) or len(call.outputs) != 1:
             return False
         if operator(call) not in ("Relu", "Clip"):
             break
         between.append(call)
         value = call.inputs[0]
-    bounds = _bounds(graph, between, y)
+    bounds = _bounds(rewriter, between, y)
     if bounds is None:
         return False
     name = operator(call)
-    made: list[RegionCall] | None = None
+    made: list[ir.Node] | None = None
     origins = [call, *reversed(between), root]
     if name == "Conv":
-        made = _conv(graph, call, y, origins)
+        made = _conv(rewriter, call, y, origins)
     elif name == "MatMul":
-        made = _matmul(graph, call, y, None, False, origins)
+        made = _matmul(rewriter, call, y, None, False, origins)
     elif name == "Gemm" and not call.attributes["transA"] and call.attributes["alpha"] == call.attributes["beta"] == 1:
-        bias = call.inputs[2] if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
-        made = _matmul(graph, call, y, bias, bool(call.attributes["transB"]), origins)
+        made = _matmul(rewriter, call, y, call.input(2), bool(call.attributes["transB"]), origins)
     elif name == "Add":
         for at in (0, 1):
-            product = graph.made_by(call.inputs[at], "MatMul")
-            if product is not None and graph.once(call.inputs[at]):
-                made = _matmul(graph, product, y, call.inputs[1 - at], False, [product, *origins])
+            product = rewriter.made_by(call.inputs[at], "MatMul")
+            if product is not None and once(call.inputs[at]):
+                made = _matmul(rewriter, product, y, call.inputs[1 - at], False, [product, *origins])
     if made is None:
         return False
     low, high = bounds
     info = np.iinfo(y.zero.dtype)
     if (low, high) != (info.min, info.max):
-        ends = [graph.region.constant(np.array(v, y.zero.dtype)) for v in (low, high)]
-        made.append(graph.call("Clip", (made[-1].outputs[0], *ends), [root]))
-    made[-1].outputs = (root.outputs[0],)
-    graph.put(root, *made)
+        ends = [rewriter.add_constant(np.array(v, y.zero.dtype)) for v in (low, high)]
+        made.append(rewriter.call("Clip", (made[-1].outputs[0], *ends), [root]))
+    made[-1].outputs = [root.outputs[0]]
+    rewriter.put(root, *made)
     return True
 
 
-def _bounds(graph: RegionView, calls: Sequence[RegionCall], y: Quantized) -> tuple[int, int] | None:
+def _bounds(rewriter: PlanRewriter, calls: Sequence[ir.Node], y: Quantized) -> tuple[int, int] | None:
     """The bounds of the quantized result that Relu and Clip in float32 set."""
     info = np.iinfo(y.zero.dtype)
     low, high = int(info.min), int(info.max)
     for call in reversed(calls):
         ends: list[Any] = [0.0, None]
         if operator(call) == "Clip":
-            if (call.node.version or 0) >= 11:
-                given = [*call.inputs[1:], ABSENT, ABSENT][:2]
-                ends = [None if i == ABSENT else graph.scalar(i) for i in given]
-                if any(i != ABSENT and e is None for i, e in zip(given, ends, strict=True)):
+            if (call.version or 0) >= 11:
+                given = [*call.inputs[1:], None, None][:2]
+                ends = [None if i is None else rewriter.scalar(i) for i in given]
+                if any(i is not None and e is None for i, e in zip(given, ends, strict=True)):
                     return None
             else:
                 ends = [call.attributes.get("min"), call.attributes.get("max")]
@@ -385,17 +386,17 @@ def _bounds(graph: RegionView, calls: Sequence[RegionCall], y: Quantized) -> tup
     return low, high
 
 
-def _bias(graph: RegionView, value: int, steps: np.ndarray, channels: int) -> np.ndarray | None:
+def _bias(rewriter: PlanRewriter, value: ir.Value | None, steps: np.ndarray, channels: int) -> np.ndarray | None:
     """A bias as int32 in these steps, rounded if it is not given so; None if it does not fit."""
-    array = graph.constant(value)
+    array = rewriter.constant(value)
     real: np.ndarray
     if array is not None:
         if array.dtype != F32:
             return None
         real = array.astype(np.float64)
     else:
-        of = _dequantized(graph, value)
-        array = None if of is None else graph.constant(of.value)
+        of = _dequantized(rewriter, value)
+        array = None if of is None else rewriter.constant(of.value)
         if of is None or array is None or (of.axis is not None and array.ndim != 1):
             return None
         real = (array.astype(np.int64) - of.zero.astype(np.int64)) * of.scale.astype(np.float64)
@@ -406,47 +407,47 @@ def _bias(graph: RegionView, value: int, steps: np.ndarray, channels: int) -> np
     return made.astype(np.int32) if np.isfinite(made).all() and np.abs(made).max(initial=0) < 2**31 else None
 
 
-def _weights(graph: RegionView, value: int, axes: tuple[int, ...]) -> Quantized | None:
+def _weights(rewriter: PlanRewriter, value: ir.Value | None, axes: tuple[int, ...]) -> Quantized | None:
     """Dequantized weights with one scale, or one for each entry of one of these axes."""
-    w = _dequantized(graph, value)
+    w = _dequantized(rewriter, value)
     if w is None or w.zero.dtype not in INT8 or (w.axis is not None and w.axis not in axes):
         return None
     return w
 
 
-def _conv(graph: RegionView, call: RegionCall, y: Quantized, origins: Sequence[RegionCall]) -> list[RegionCall] | None:
-    x, w = _dequantized(graph, call.inputs[0]), _weights(graph, call.inputs[1], (0,))
-    array = None if w is None else graph.constant(w.value)
+def _conv(rewriter: PlanRewriter, call: ir.Node, y: Quantized, origins: Sequence[ir.Node]) -> list[ir.Node] | None:
+    x, w = _dequantized(rewriter, call.inputs[0]), _weights(rewriter, call.inputs[1], (0,))
+    array = None if w is None else rewriter.constant(w.value)
     if x is None or not x.simple or w is None or array is None or array.ndim < 3:
         return None
     inputs = [
         x.value,
         x.call.inputs[1],
-        _zero(graph, x),
+        _zero(rewriter, x),
         w.value,
         w.call.inputs[1],
-        _zero(graph, w),
+        _zero(rewriter, w),
         y.call.inputs[1],
-        _zero(graph, y),
+        _zero(rewriter, y),
     ]
-    if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
-        bias = _bias(graph, call.inputs[2], x.scale * w.scale, array.shape[0])
+    if call.input(2) is not None:
+        bias = _bias(rewriter, call.inputs[2], x.scale * w.scale, array.shape[0])
         if bias is None:
             return None
-        inputs.append(graph.region.constant(bias))
-    given = {k: v for k, v in call.attributes.items() if k in call.node.given}
-    return [graph.call("QLinearConv", inputs, origins, **given)]
+        inputs.append(rewriter.add_constant(bias))
+    given = {k: v for k, v in call.attributes.items() if k in call.given}
+    return [rewriter.call("QLinearConv", inputs, origins, **given)]
 
 
 def _matmul(
-    graph: RegionView, call: RegionCall, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[RegionCall]
-) -> list[RegionCall] | None:
-    a, b = _dequantized(graph, call.inputs[0]), _dequantized(graph, call.inputs[1])
+    rewriter: PlanRewriter, call: ir.Node, y: Quantized, bias: ir.Value | None, transposed: bool, origins: Sequence[ir.Node]
+) -> list[ir.Node] | None:
+    a, b = _dequantized(rewriter, call.inputs[0]), _dequantized(rewriter, call.inputs[1])
     if a is None or not a.simple or b is None or b.zero.dtype not in INT8:
         return None
-    if any(not graph.facts.rank_at_least(v.value, 2) for v in (a, b)):
+    if any(not rewriter.facts.rank_at_least(v.value, 2) for v in (a, b)):
         return None
-    array = graph.constant(b.value)
+    array = rewriter.constant(b.value)
     if not b.simple:
         columns = () if array is None or array.ndim != 2 else (0, -2) if transposed else (1, -1)
         if b.axis not in columns:
@@ -456,43 +457,43 @@ def _matmul(
         return None
     value = b.value
     if transposed:
-        made.append(graph.call("Transpose", (value,), origins, perm=(1, 0)))
+        made.append(rewriter.call("Transpose", (value,), origins, perm=(1, 0)))
         value = made[0].outputs[0]
     if bias is None:
         inputs = (
             a.value,
             a.call.inputs[1],
-            _zero(graph, a),
+            _zero(rewriter, a),
             value,
             b.call.inputs[1],
-            _zero(graph, b),
+            _zero(rewriter, b),
             y.call.inputs[1],
-            _zero(graph, y),
+            _zero(rewriter, y),
         )
-        return [*made, graph.call("QLinearMatMul", inputs, origins)]
+        return [*made, rewriter.call("QLinearMatMul", inputs, origins)]
     assert array is not None
     steps = a.scale[0] * b.scale
     channels = array.shape[0 if transposed else 1]
-    term = _bias(graph, bias, steps, channels)
+    term = _bias(rewriter, bias, steps, channels)
     if term is None:
         return None
-    product = graph.call("MatMulInteger", (a.value, value, _zero(graph, a), _zero(graph, b)), origins)
+    product = rewriter.call("MatMulInteger", (a.value, value, _zero(rewriter, a), _zero(rewriter, b)), origins)
     origins = [origins[-1]]
-    total = graph.call("Add", (product.outputs[0], graph.region.constant(term)), origins)
-    real = graph.call("Cast", total.outputs, origins, to=1)
+    total = rewriter.call("Add", (product.outputs[0], rewriter.add_constant(term)), origins)
+    real = rewriter.call("Cast", total.outputs, origins, to=1)
     factor = (steps / y.scale[0]).astype(np.float32)
-    scaled = graph.call(
-        "Mul", (real.outputs[0], graph.region.constant(factor if factor.size > 1 else factor.reshape(()))), origins
+    scaled = rewriter.call(
+        "Mul", (real.outputs[0], rewriter.add_constant(factor if factor.size > 1 else factor.reshape(()))), origins
     )
-    one = graph.region.constant(np.ones((), np.float32))
-    last = graph.call("QuantizeLinear", (scaled.outputs[0], one, graph.region.constant(y.zero.reshape(()))), origins)
+    one = rewriter.add_constant(np.ones((), np.float32))
+    last = rewriter.call("QuantizeLinear", (scaled.outputs[0], one, rewriter.add_constant(y.zero.reshape(()))), origins)
     return [*made, product, total, real, scaled, last]
 
 
 # --- sums
 
 
-def quantized_sums(graph: RegionView) -> int:
+def quantized_sums(rewriter: PlanRewriter) -> int:
     """For any sum of two dequantized values that is quantized, dequantize one of them with the scale 1.
 
     The other one is that of the product that is computed last, so that its kernel can compute the sum too.
@@ -500,39 +501,39 @@ def quantized_sums(graph: RegionView) -> int:
     if not exact_int8():
         return 0
     count = 0
-    for root in graph.named("QuantizeLinear"):
-        y = _quantized(graph, root) if graph.alive(root) else None
-        call = None if y is None else graph.producer(root.inputs[0])
+    for root in rewriter.named("QuantizeLinear"):
+        y = _quantized(rewriter, root) if root in rewriter.graph else None
+        call = None if y is None else producer(root.inputs[0])
         relu = None
-        if call is not None and operator(call) == "Relu" and graph.once(root.inputs[0]):
-            relu, call = call, graph.producer(call.inputs[0])
-        if y is None or not y.simple or call is None or operator(call) != "Add" or not graph.once(call.outputs[0]):
+        if call is not None and operator(call) == "Relu" and once(root.inputs[0]):
+            relu, call = call, producer(call.inputs[0])
+        if y is None or not y.simple or call is None or operator(call) != "Add" or not once(call.outputs[0]):
             continue
-        both = [_dequantized(graph, i) for i in call.inputs]
-        if any(v is None or not v.simple or graph.constant(v.value) is not None for v in both):
+        both = [_dequantized(rewriter, i) for i in call.inputs]
+        if any(v is None or not v.simple or rewriter.constant(v.value) is not None for v in both):
             continue
         a, b = (v for v in both if v is not None)
-        if 1.0 in (float(a.scale[0]), float(b.scale[0])) or a.value == b.value:
+        if 1.0 in (float(a.scale[0]), float(b.scale[0])) or a.value is b.value:
             continue
-        if _order(graph, b) > _order(graph, a):
+        if _order(b) > _order(a):
             a, b = b, a
-        scale = graph.region.constant((a.scale / b.scale).reshape(()))
-        unit = graph.region.constant(np.ones((), np.float32))
-        step = graph.region.constant((y.scale / b.scale).reshape(()))
-        first = graph.call("DequantizeLinear", (a.value, scale, _zero(graph, a)), [a.call])
-        second = graph.call("DequantizeLinear", (b.value, unit, _zero(graph, b)), [b.call])
-        calls = [second, first, graph.call("Add", (first.outputs[0], second.outputs[0]), [call])]
+        scale = rewriter.add_constant((a.scale / b.scale).reshape(()))
+        unit = rewriter.add_constant(np.ones((), np.float32))
+        step = rewriter.add_constant((y.scale / b.scale).reshape(()))
+        first = rewriter.call("DequantizeLinear", (a.value, scale, _zero(rewriter, a)), [a.call])
+        second = rewriter.call("DequantizeLinear", (b.value, unit, _zero(rewriter, b)), [b.call])
+        calls = [second, first, rewriter.call("Add", (first.outputs[0], second.outputs[0]), [call])]
         if relu is not None:
-            calls.append(graph.call("Relu", calls[-1].outputs, [relu]))
-        calls.append(graph.call("QuantizeLinear", (calls[-1].outputs[0], step, _zero(graph, y)), [root], root.outputs[:1]))
-        graph.put(root, *calls)
+            calls.append(rewriter.call("Relu", calls[-1].outputs, [relu]))
+        calls.append(rewriter.call("QuantizeLinear", (calls[-1].outputs[0], step, _zero(rewriter, y)), [root], root.outputs[:1]))
+        rewriter.put(root, *calls)
         count += 1
     return count
 
 
-def _order(graph: RegionView, x: Quantized) -> tuple[bool, bool, tuple[int, int]]:
+def _order(x: Quantized) -> tuple[bool, bool, int]:
     """A key by which the operand of a sum that its producer should add to comes last."""
-    call = graph.producer(x.value)
+    call = producer(x.value)
     product = operator(call) in ("QLinearConv", "QLinearMatMul", "Clip")
-    single = graph.users(x.value).keys() == {x.call} and graph.once(x.call.outputs[0])
-    return product, single, graph.order(call) if call is not None else (-1, -1)
+    single = x.value is not None and x.value.users.keys() == {x.call} and once(x.call.outputs[0])
+    return product, single, call.position if call is not None else FIRST

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
-from ...ir.graph import ABSENT
 from ...rewriting.reshapes import join_reshape
 from ..chains import is_binary
-from ..region import RegionCall
-from .facts import operator
-from .view import RegionView
+from ..flat import operator, producer
+from .rewriter import PlanRewriter
 
 PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
 """The products, with the position of the right matrix."""
@@ -19,81 +18,83 @@ ONE_INPUT = ("QuantizeLinear", "DynamicQuantizeLinear", "Erf")
 SOURCES = frozenset([*PRODUCTS, "Gather", "LayerNormalization"])
 
 
-def reshapes(graph: RegionView) -> int:
+def reshapes(rewriter: PlanRewriter) -> int:
     """For any call f(Reshape(x)) with f elementwise, or a product with a constant matrix, compute Reshape(f(x)).
 
     A product, and the operands of an elementwise call, permit it if the Reshape keeps the last axis.  Two Reshapes in sequence
     become one.
     """
     count = 0
-    for call in graph.calls():
-        if graph.alive(call) and call.inputs:
-            count += _moved(graph, call)
+    for call in rewriter.graph.nodes:
+        if call in rewriter.graph and call.inputs:
+            count += _moved(rewriter, call)
     return count
 
 
-def _moved(graph: RegionView, call: RegionCall) -> bool:
-    name = call.operator
+def _moved(rewriter: PlanRewriter, call: ir.Node) -> bool:
+    name = operator(call)
     if name == "Reshape":
-        return join_reshape(graph, call)
+        return join_reshape(rewriter, call)
     at = 1 if name == "Gather" else 0
-    if is_binary(call) and len(call.inputs) == 2 and graph.made_by(call.inputs[0], "Reshape") is None:
+    if is_binary(call) and len(call.inputs) == 2 and rewriter.made_by(call.inputs[0], "Reshape") is None:
         at = 1
-    reshape = graph.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
+    reshape = rewriter.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
     if reshape is None or len(reshape.inputs) != 2 or len(call.outputs) != (3 if name == "DynamicQuantizeLinear" else 1):
         return False
     if name in PRODUCTS:
-        return _product(graph, call, reshape)
-    source = graph.producer(reshape.inputs[0])
-    if not (operator(source) in SOURCES or _is_function(source)) or not _elementwise(graph, call, reshape, at):
+        return _product(rewriter, call, reshape)
+    source = producer(reshape.inputs[0])
+    if not (operator(source) in SOURCES or _is_function(source)) or not _elementwise(rewriter, call, reshape, at):
         return False
     inputs = [reshape.inputs[0] if i == at else v for i, v in enumerate(call.inputs)]
-    made = RegionCall(call.node, tuple(inputs), (graph.region.new(), *call.outputs[1:]), call.scope, call.origins)
-    graph.put(call, made, _again(graph, reshape, made.outputs[0], call, reshape.inputs[1]))
+    made = call.copy(tuple(inputs), (ir.Value(), *call.outputs[1:]), call.origins)
+    rewriter.put(call, made, _again(rewriter, reshape, made.outputs[0], call, reshape.inputs[1]))
     return True
 
 
-def _again(graph: RegionView, reshape: RegionCall, x: int, call: RegionCall, shape: int) -> RegionCall:
+def _again(rewriter: PlanRewriter, reshape: ir.Node, x: ir.Value | None, call: ir.Node, shape: ir.Value | None) -> ir.Node:
     """The Reshape of another value, in place of the first output of a call."""
-    return RegionCall(reshape.node, (x, shape), call.outputs[:1], reshape.scope, reshape.origins)
+    return reshape.copy((x, shape), call.outputs[:1], reshape.origins)
 
 
-def _keeps_last(graph: RegionView, reshape: RegionCall) -> int | None:
+def _keeps_last(rewriter: PlanRewriter, reshape: ir.Node) -> int | None:
     """The size of the last axis, if it is known and the same before and after."""
-    before, after = graph.facts.last(reshape.inputs[0]), graph.facts.last(reshape.outputs[0])
+    before, after = rewriter.facts.last(reshape.inputs[0]), rewriter.facts.last(reshape.outputs[0])
     return before if isinstance(before, int) and before == after else None
 
 
-def _is_function(call: RegionCall | None) -> bool:
+def _is_function(call: ir.Node | None) -> bool:
     """Whether a call is one of an element of its first input, or of one for each place of its inputs."""
     name = operator(call)
     one = name in ONE_INPUT or (has_trait("", name, "epilogue") and has_trait("", name, "unary"))
     return one or (bool(name) and call is not None and is_binary(call))
 
 
-def _elementwise(graph: RegionView, call: RegionCall, reshape: RegionCall, at: int) -> bool:
+def _elementwise(rewriter: PlanRewriter, call: ir.Node, reshape: ir.Node, at: int) -> bool:
     """Whether every element of the result depends on the element at the same place only."""
     name = operator(call)
     if name == "Gather":
-        table = graph.constant(call.inputs[0])
+        table = rewriter.constant(call.inputs[0])
         return table is not None and table.ndim == 1
     if not _is_function(call) or (is_binary(call) and len(call.inputs) != 2):
         return False
     for i, v in enumerate(call.inputs):
-        shape = () if i == at or v == ABSENT else graph.facts.shape(v)
+        shape = () if i == at or v is None else rewriter.shape(v)
         if shape is None or len(shape) > 1:
             return False
         one = not shape or shape[0] == 1
-        if not one and (name == "QuantizeLinear" or shape[0] != _keeps_last(graph, reshape)):
+        if not one and (name == "QuantizeLinear" or shape[0] != _keeps_last(rewriter, reshape)):
             return False
-        if shape and not (graph.facts.rank_at_least(reshape.inputs[0], 1) and graph.facts.rank_at_least(reshape.outputs[0], 1)):
+        if shape and not (
+            rewriter.facts.rank_at_least(reshape.inputs[0], 1) and rewriter.facts.rank_at_least(reshape.outputs[0], 1)
+        ):
             return False
     return True
 
 
-def _product(graph: RegionView, call: RegionCall, reshape: RegionCall) -> bool:
-    w = graph.facts.shape(call.inputs[PRODUCTS[operator(call)]])
-    size, target, x = _keeps_last(graph, reshape), graph.ints(reshape.inputs[1]), graph.facts.shape(reshape.inputs[0])
+def _product(rewriter: PlanRewriter, call: ir.Node, reshape: ir.Node) -> bool:
+    w = rewriter.shape(call.inputs[PRODUCTS[operator(call)]])
+    size, target, x = _keeps_last(rewriter, reshape), rewriter.ints(reshape.inputs[1]), rewriter.shape(reshape.inputs[0])
     if size is None or target is None or x is None or w is None or len(w) != 2 or w[0] != size or not isinstance(w[1], int):
         return False
     if len(x) < 2 or len(target) < 2 or any(t == 0 and i >= len(x) - 1 for i, t in enumerate(target)):
@@ -101,26 +102,26 @@ def _product(graph: RegionView, call: RegionCall, reshape: RegionCall) -> bool:
     if 0 in target and reshape.attributes.get("allowzero"):
         return False
     others = {"MatMulInteger": call.inputs[2:3], "QLinearMatMul": call.inputs[1:3]}.get(operator(call), ())
-    if any(i != ABSENT and not _single(graph, i) for i in others):
+    if any(i is not None and not _single(rewriter, i) for i in others):
         return False  # scales or zero points of rows
-    shape = graph.region.constant(np.array([*target[:-1], w[1]], np.int64))
+    shape = rewriter.add_constant(np.array([*target[:-1], w[1]], np.int64))
     if operator(call) != "Gemm":
-        made = RegionCall(call.node, (reshape.inputs[0], *call.inputs[1:]), (graph.region.new(),), call.scope, call.origins)
-        graph.put(call, made, _again(graph, reshape, made.outputs[0], call, shape))
+        made = call.copy((reshape.inputs[0], *call.inputs[1:]), (ir.Value(),), call.origins)
+        rewriter.put(call, made, _again(rewriter, reshape, made.outputs[0], call, shape))
         return True
     a = call.attributes
-    bias = call.inputs[2] if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
+    bias = call.inputs[2] if call.input(2) is not None else None
     plain = a["alpha"] == 1 and not a["transA"] and not a["transB"] and (bias is None or a["beta"] == 1)
-    if not plain or (bias is not None and graph.facts.shape(bias) not in ((w[1],), (1,), ())):
+    if not plain or (bias is not None and rewriter.shape(bias) not in ((w[1],), (1,), ())):
         return False
-    calls = [graph.call("MatMul", (reshape.inputs[0], call.inputs[1]), [call])]
+    calls = [rewriter.call("MatMul", (reshape.inputs[0], call.inputs[1]), [call])]
     if bias is not None:
-        calls.append(graph.call("Add", (calls[0].outputs[0], bias), [call]))
-    graph.put(call, *calls, _again(graph, reshape, calls[-1].outputs[0], call, shape))
+        calls.append(rewriter.call("Add", (calls[0].outputs[0], bias), [call]))
+    rewriter.put(call, *calls, _again(rewriter, reshape, calls[-1].outputs[0], call, shape))
     return True
 
 
-def _single(graph: RegionView, value: int) -> bool:
+def _single(rewriter: PlanRewriter, value: ir.Value | None) -> bool:
     """Whether a value is known to have one element."""
-    shape = graph.facts.shape(value)
+    shape = rewriter.shape(value)
     return shape is not None and all(d == 1 for d in shape)

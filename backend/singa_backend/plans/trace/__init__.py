@@ -1,4 +1,4 @@
-"""The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan."""
+"""The tracer: runs the calls of a graph once, chooses a kernel for each, and records the steps as a plan."""
 
 from ...kernels.values import OpaqueValue
 from .open import NotOpen, attends

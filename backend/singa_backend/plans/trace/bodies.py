@@ -17,12 +17,12 @@ import numpy as np
 
 from ...devices.namespaces import NumpyNamespace, numpy
 from ...errors import OperatorError, ResourceExhausted, SonnxError
-from ...ir.graph import ABSENT
+from ...ir import graph as ir
 from ...kernels.table import Invalid
 from ...kernels.values import PlanStep, Value
 from ..bodies import SETTING, Given, has_body, rounds_once
+from ..flat import source
 from ..fusion import fuse
-from ..region import Region, RegionCall
 from ..updates import NotInPlace
 from .definitions import Definitions
 from .items import items_of
@@ -86,10 +86,10 @@ class BodyTraces(Definitions):
     """Computes calls by their bodies."""
 
     @abstractmethod
-    def _group(self, group: tuple[RegionCall, ...]) -> None:
+    def _group(self, group: tuple[ir.Node, ...]) -> None:
         """Compute a chain of calls, with as few kernels as possible."""
 
-    def _by_body(self, call: RegionCall) -> bool:
+    def _by_body(self, call: ir.Node) -> bool:
         """Compute a call by its body, now and in every run; False if a body cannot compute it.
 
         The definition runs first: only if it accepts the inputs is a body written for them.
@@ -111,14 +111,14 @@ class BodyTraces(Definitions):
             self.facts.finite = True  # of infinities and NaN a body may make others than the definition
         return True
 
-    def _may_have_body(self, call: RegionCall, values: Sequence[Entry | None]) -> bool:
+    def _may_have_body(self, call: ir.Node, values: Sequence[Entry | None]) -> bool:
         """Whether a body may compute a call with these inputs, if the definition accepts them; the reason against it is noted."""
-        if not self.options.level or self.updates is not None or id(call.node) in self.dynamic or not has_body(call):
+        if not self.options.level or self.updates is not None or source(call) in self.dynamic or not has_body(call):
             return False
         if call in self.shared.kept or not all(v is None or isinstance(v, Value) for v in values):
             return False
-        assert call.node.operator is not None
-        declared = call.node.operator.declaration.inputs
+        assert call.operator is not None
+        declared = call.operator.declaration.inputs
         on_host = [v for n, v in enumerate(values) if declared[min(n, len(declared) - 1)].host]
         if any(isinstance(v, Value) and not v.constant for v in on_host):
             self._reasons.append(ON_VALUES)
@@ -128,38 +128,46 @@ class BodyTraces(Definitions):
             return False
         return True
 
-    def _body_of(self, call: RegionCall, values: Sequence[Entry | None]) -> Region | None:
+    def _body_of(self, call: ir.Node, values: Sequence[Entry | None]) -> ir.Graph | None:
         """The fused calls of a body; None if there is none for these inputs."""
         given = [_given(v) for v in values]
         key = (call, *given)
         if key not in self.shared.bodies:
-            region = self.region
-            inner = Region(constants=region.constants, names=region.names, size=region.size)
-            outputs = self.shared.graphs.append(inner, call, given)
-            region.size = inner.size
-            if outputs is not None:
-                inner.outputs = tuple(o for o, y in zip(outputs, call.outputs, strict=True) if y != ABSENT)
-                types = {i: (g.dtype, g.shape) for i, g in zip(call.inputs, given, strict=True) if g is not None}
-                fuse(inner, self.options.level, types)
-                region.size = inner.size
-                _forget_unread(inner)
-            self.shared.bodies[key] = None if outputs is None else inner
+            self.shared.bodies[key] = self._fused(call, given)
         found = self.shared.bodies[key]
-        return None if found is None or any(id(c.node) in self.dynamic for c in found.calls) else found
+        return None if found is None or any(source(c) in self.dynamic for c in found.nodes) else found
 
-    def _checked(self, call: RegionCall, values: Sequence[Entry | None]) -> tuple[list[Range] | None, list[Any]]:
+    def _fused(self, call: ir.Node, given: Sequence[Given | None]) -> ir.Graph | None:
+        inner = ir.Graph()
+        own = {v: v if v.constant is not None else ir.Value(v.name) for v in call.inputs if v is not None}
+        made = self.shared.graphs.inlined(call, given, [None if v is None else own[v] for v in call.inputs])
+        if made is None:
+            return None
+        nodes, outputs = made
+        for node in nodes:
+            inner.append(node)
+        inner.set_outputs(o for o, y in zip(outputs, call.outputs, strict=True) if o is not None and y is not None)
+        types = {own[v]: (g.dtype, g.shape) for v, g in zip(call.inputs, given, strict=True) if v is not None and g is not None}
+        fuse(inner, self.options.level, types)
+        for value, stands in own.items():  # no pass rewrites the body any more
+            if stands is not value:
+                stands.replace_all_uses_with(value)
+        _forget_unread(inner)
+        return inner
+
+    def _checked(self, call: ir.Node, values: Sequence[Entry | None]) -> tuple[list[Range] | None, list[Any]]:
         """Run the definition; return the indices that each run must check, None if it reads other values, and the results."""
         checks, visitor = ValueChecks(), copy.copy(self.state.visitor)
         visitor.xp = checks
         arrays = [v.read() if isinstance(v, Value) else None for v in values]
         with self.budget.clock(runs=True):
-            results = visitor.visit(call.node, arrays, [])
+            results = visitor.visit(source(call), arrays, [])
         self.budget.left += 1  # counted with the call
         return None if checks.reads else _ranges(checks.ranges, values, arrays), results
 
-    def _computed(self, call: RegionCall, inner: Region, ranges: Sequence[Range], results: Sequence[Any]) -> bool:
+    def _computed(self, call: ir.Node, inner: ir.Graph, ranges: Sequence[Range], results: Sequence[Any]) -> bool:
         """Compute a call by its body; False, with the trace as it was, if the results are not those of the definition."""
-        more = Counter(i for c in inner.calls for i in c.reads)
+        more = Counter(i for c in inner.nodes for i in c.reads)
         more.update(inner.outputs)
         uses = {i: self.uses[i] for i in more}
         self.uses.update(more)
@@ -178,20 +186,20 @@ class BodyTraces(Definitions):
             made = []
         finally:
             self.counts = True
-        wanted = [r for r, o in zip(results, call.outputs, strict=False) if o != ABSENT]
+        wanted = [r for r, o in zip(results, call.outputs, strict=False) if o is not None]
         if not made or not all(map(_alike, made, wanted)):
-            self._undo({o for c in inner.calls for o in c.outputs}, uses, buffer, step)
+            self._undo({o for c in inner.nodes for o in c.results}, uses, buffer, step)
             return False
-        for o, entry in zip([o for o in call.outputs if o != ABSENT], made, strict=True):
+        for o, entry in zip(call.results, made, strict=True):
             self._set(o, entry)
         self._used(inner.outputs)
         self._used(call.reads)
         self._count(call)
         return True
 
-    def _undo(self, ids: Iterable[int], uses: Mapping[int, int], first_buffer: int, first_step: int) -> None:
-        """Forget the values with these ids, and the buffers, copies and steps since these; restore the counts of uses."""
-        for i in ids:
+    def _undo(self, values: Iterable[ir.Value], uses: Mapping[ir.Value, int], first_buffer: int, first_step: int) -> None:
+        """Forget these values, and the buffers, copies and steps since these; restore the counts of uses."""
+        for i in values:
             self.env.pop(i, None)
         for i, count in uses.items():
             self.uses[i] = count
@@ -207,11 +215,12 @@ class BodyTraces(Definitions):
         """Release the buffers and the steps since these."""
 
 
-def _forget_unread(region: Region) -> None:
+def _forget_unread(graph: ir.Graph) -> None:
     """Make the results absent that nothing reads: a kernel need not compute them."""
-    read = {i for c in region.calls for i in c.reads}.union(region.outputs)
-    for c in region.calls:
-        c.outputs = tuple(o if o in read else ABSENT for o in c.outputs)
+    for node in graph.nodes:
+        for i, o in enumerate(node.outputs):
+            if o is not None and not o.is_used:
+                node.return_(i, None)
 
 
 def _given(v: Entry | None) -> Given | None:
@@ -242,11 +251,11 @@ def _ranges(
     return [*found.values()]
 
 
-def _range_step(ranges: Sequence[Range], call: RegionCall) -> PlanStep:
+def _range_step(ranges: Sequence[Range], call: ir.Node) -> PlanStep:
     def bind() -> Any:
         return [(_require_range, (v.array, low, size)) for v, low, size in ranges]
 
-    return PlanStep(bind, tuple(v for v, _, _ in ranges), (), "numpy.range", call.origins or (call.node,))
+    return PlanStep(bind, tuple(v for v, _, _ in ranges), (), "numpy.range", call.origins)
 
 
 def _require_range(indices: np.ndarray, low: int, size: int) -> None:

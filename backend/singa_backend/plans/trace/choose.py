@@ -11,15 +11,15 @@ import numpy as np
 
 from ... import limits
 from ...errors import SonnxError
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
-from ...ir.graph import ABSENT, Node
 from ...kernels import onednn
 from ...kernels.onednn import OneDnnError
 from ...kernels.table import Follower, Kernel, Made, Refused, Site, kernels_of, worst
 from ...kernels.values import FINITE, NAN, Buffer, OpaqueValue, Value
 from ..contention import single_step
+from ..flat import has_kernel_only, origins_of, source
 from ..gradients import RefusedGradient
-from ..region import RegionCall
 from .bodies import BodyTraces
 from .definitions import flops_of
 from .segment import Entry
@@ -31,29 +31,29 @@ FAILED = "failed with"
 class Chooser(BodyTraces):
     """Chooses what computes each call of a trace."""
 
-    def _group(self, group: tuple[RegionCall, ...]) -> None:
+    def _group(self, group: tuple[ir.Node, ...]) -> None:
         """Compute a chain of calls, with as few kernels as possible."""
         while group:
             taken = self._with_kernel(group)
             if not taken:
-                if group[0].has_kernel_only:
+                if has_kernel_only(group[0]):
                     raise RefusedGradient(group[0], self._reasons)
                 taken = 1 if self._by_body(group[0]) else self._by_definition(group[0])
             group = group[taken:]
 
-    def _with_kernel(self, group: tuple[RegionCall, ...]) -> int:
+    def _with_kernel(self, group: tuple[ir.Node, ...]) -> int:
         """Compute a prefix of the chain with the first kernel that accepts it; return its length, 0 if there is none."""
         call = group[0]
         found = self._values(call)
         self._reasons = []
-        if self.options.level == 0 or call.node.operator is None:
+        if self.options.level == 0 or call.operator is None:
             return 0
         opaque = any(isinstance(v, OpaqueValue) for v in found)
         inputs: list[Any] = found
         folded = not opaque and self._is_folded(call, inputs)
         self.preferred = self._replaced_by(group) if self.updates is not None else set()
         followers = self._followers(group)
-        for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
+        for one in kernels_of(call.domain, call.op_type, call.operator.version):
             if folded and one.on != "view":
                 break
             if opaque and not one.takes_opaque:
@@ -93,7 +93,7 @@ class Chooser(BodyTraces):
             return taken
         return self._fold(call) if folded else 0
 
-    def _replaced_by(self, group: Sequence[RegionCall]) -> set[int]:
+    def _replaced_by(self, group: Sequence[ir.Node]) -> set[ir.Value]:
         """The values that these calls read last, in the memory of an input that a result replaces."""
         self.preferred = set()
         times = Counter(i for c in group for i in c.reads)
@@ -107,8 +107,8 @@ class Chooser(BodyTraces):
             self.live.pop(id(b), None)
         del self.buffers[first_buffer:], self.segment.steps[first_step:]
 
-    def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[RegionCall]) -> None:
-        origins = tuple({id(n): n for c in calls for n in (c.origins or (c.node,))}.values())
+    def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[ir.Node]) -> None:
+        origins = origins_of(calls)
         bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
         with onednn.using_threads(1) if self.single else nullcontext(), self.budget.clock(runs=True):
             for step, pieces in zip(site.steps, bound, strict=True):
@@ -126,7 +126,7 @@ class Chooser(BodyTraces):
             self.facts.finite = True
             self.needs_finite |= self.updates is not None
 
-    def _accept(self, calls: Sequence[RegionCall], made: Sequence[Entry | None]) -> None:
+    def _accept(self, calls: Sequence[ir.Node], made: Sequence[Entry | None]) -> None:
         """Set the outputs of the last call, and count the uses of all."""
         for v in made:
             if isinstance(v, OpaqueValue):
@@ -136,34 +136,35 @@ class Chooser(BodyTraces):
                 v.buffer.touch(max(len(self.segment.steps) - 1, 0))
                 self._admit(v.shape, v.dtype)
         for i, v in zip(calls[-1].outputs, made, strict=False):
-            if v is not None:
+            if i is not None and v is not None:
                 self._set(i, v)
         inner = {o for c in calls[:-1] for o in c.outputs}
         for c in calls:
             self._used([i for i in c.reads if i not in inner])
             self._count(c)
 
-    def _followers(self, group: tuple[RegionCall, ...]) -> list[Follower]:
+    def _followers(self, group: tuple[ir.Node, ...]) -> list[Follower]:
         made: list[Follower] = []
         if self.options.level < 2:
             return made
-        before, sides = group[0], dict[int, Follower]()
+        before, sides = group[0], dict[ir.Value | None, Follower]()
         for call in group[1:]:
-            operator = call.node.operator
+            operator = call.operator
             inputs: list[Value | None] = []
             place = -1
             for p, i in enumerate(call.inputs):
-                if i in before.outputs and i != ABSENT:
+                if i in before.outputs and i is not None:
                     place = p
                     inputs.append(None)
                     continue
-                entry = None if i == ABSENT or i in sides else self._get(i)
+                entry = None if i is None or i in sides else self._get(i)
                 if isinstance(entry, OpaqueValue):
                     return made
                 inputs.append(entry)
             assert operator is not None
-            free = frozenset(p for p, i in enumerate(call.inputs) if p != place and i not in sides and self.reusable(i, 1))
-            one = Follower(call.name, call.attributes, inputs, place, operator.version, free)
+            others = ((p, i) for p, i in enumerate(call.inputs) if p != place and i is not None)
+            free = frozenset(p for p, i in others if i not in sides and self.reusable(i, 1))
+            one = Follower(call.op_type, call.attributes, inputs, place, operator.version, free)
             one.sides = {p: sides[i] for p, i in enumerate(call.inputs) if i in sides}
             made.append(one)
             if place < 0:
@@ -172,39 +173,39 @@ class Chooser(BodyTraces):
                 before = call
         return made
 
-    def _is_folded(self, call: RegionCall, inputs: Sequence[Value | None]) -> bool:
-        if call.node.graphs or _draws(call.node) or call.gradient >= 0:
+    def _is_folded(self, call: ir.Node, inputs: Sequence[Value | None]) -> bool:
+        if call.bodies or _draws(call) or call.gradient >= 0:
             return False
         if call.is_("Shape", "Size"):
             return True
         needed = inputs[:1] if call.is_("CastLike") else inputs  # of the other one only the dtype is read
         return all(v is None or v.constant for v in needed)
 
-    def _fold(self, call: RegionCall) -> int:
-        operator = call.node.operator
+    def _fold(self, call: ir.Node) -> int:
+        operator = call.operator
         assert operator is not None
-        key = call if all(i == ABSENT or i in self.region.constants for i in call.inputs) else None
+        key = call if all(i is None or i.constant is not None for i in call.inputs) else None
         outputs = self.shared.folded.get(key) if key is not None else None
         if outputs is None:
             arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
             with self.budget.clock(runs=True):
-                outputs = self.state.visitor.visit(call.node, arrays, [])
+                outputs = self.state.visitor.visit(source(call), arrays, [])
             self.budget.left += 1  # counted below
-            if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i != ABSENT):
+            if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i is not None):
                 return self._loose(call, outputs)
             if key is not None:
                 self.shared.folded[key] = outputs
         for n, (i, o) in enumerate(zip(call.outputs, outputs, strict=False)):
-            if i != ABSENT and o is not None:
+            if i is not None and o is not None:
                 self._set(i, self._constant(o, None if key is None else (id(call), n)))
         self._used(call.reads)
         self._count(call)
         self.facts.folded += 1
         return 1
 
-    def _loose(self, call: RegionCall, outputs: Sequence[Any]) -> int:
+    def _loose(self, call: ir.Node, outputs: Sequence[Any]) -> int:
         for i, o in zip(call.outputs, outputs, strict=False):
-            if i != ABSENT:
+            if i is not None:
                 self._set(i, self._constant(o))
         self._used(call.reads)
         self._count(call)
@@ -214,15 +215,15 @@ class Chooser(BodyTraces):
 class TraceSite(Site):
     """The place of a call in a trace."""
 
-    def __init__(self, tracer: Chooser, call: RegionCall, inputs: Sequence[Entry | None], followers: Sequence[Follower]) -> None:
+    def __init__(self, tracer: Chooser, call: ir.Node, inputs: Sequence[Entry | None], followers: Sequence[Follower]) -> None:
         super().__init__()
-        assert call.node.operator is not None
+        assert call.operator is not None
         self.tracer, self.call = tracer, call
         self.inputs = [v if isinstance(v, Value) else None for v in inputs]
         self.opaque = any(isinstance(v, OpaqueValue) for v in inputs)
-        self.name, self.version = call.name, call.node.operator.version
+        self.name, self.version = call.op_type, call.operator.version
         self.attributes = call.attributes
-        self.outputs = tuple(o != ABSENT for o in call.outputs)
+        self.outputs = tuple(o is not None for o in call.outputs)
         self.options, self.shared = tracer.options, tracer.shared.kernels
         self.followers = followers
         self.finite = False
@@ -249,7 +250,7 @@ class TraceSite(Site):
 
     def reusable(self, place: int) -> bool:
         i = self.call.inputs[place]
-        return self.tracer.reusable(i, self.call.inputs.count(i))
+        return i is not None and self.tracer.reusable(i, self.call.inputs.count(i))
 
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         return Value.of(array, key)
@@ -262,7 +263,7 @@ class TraceSite(Site):
         return found
 
 
-def _draws(node: Node) -> bool:
+def _draws(node: ir.Node) -> bool:
     return has_trait(node.domain, node.op_type, "random") or has_trait(node.domain, node.op_type, "random_in_training")
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, limits
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
-from ...ir.graph import ABSENT
 from ...kernels.table import worst
 from ...kernels.values import FINITE, NAN, Bound, OpaqueValue, PlanStep, Value
 from ...kernels.work import flops
+from ..flat import source
 from ..open.products import OpenProduct
-from ..region import RegionCall
 from ..updates import NotInPlace
 from .segment import Entry, Mismatch, RunState
 from .values import TraceValues
@@ -29,16 +29,16 @@ class DefinitionStep:
         state: of the plan.
         call: the call.
         inputs: its inputs.
-        captured: the values that its subgraphs capture, with their places in its scope.
+        captured: the values that its bodies capture, with those of the bodies that stand for them.
         bodies: the plans of its subgraphs.
         product: computes a product of matrices if that is faster than the definition.
         outputs: where its results are kept; a result for a place in the arena must have the shape of the trace.
     """
 
     state: RunState
-    call: RegionCall
+    call: ir.Node
     inputs: list[Entry | None]
-    captured: list[tuple[int, Entry]]
+    captured: list[tuple[ir.Value, Entry]]
     bodies: Any = None
     product: OpenProduct | None = None
     outputs: list[Entry | None] = field(default_factory=list)
@@ -53,29 +53,27 @@ class DefinitionStep:
 
     def compute(self) -> list[Any]:
         """The present results of the definition."""
-        frame: list[Any] = [None] * len(self.call.scope)
-        for outer, entry in self.captured:
-            frame[outer] = _content(entry)
+        node = source(self.call)
+        frame = {node.captures[inner].slot: _content(entry) for inner, entry in self.captured}
         values = [None if e is None else _content(e) for e in self.inputs]
         with self.state.visitor.budget.clock(runs=True):
-            return self.state.visit(self.call.node, values, frame, self.bodies)
+            return self.state.visit(node, values, frame, self.bodies)
 
     def bind(self) -> Bound:
         """The call of a run."""
         state, call, bodies, product, placed = self.state, self.call, self.bodies, self.product, self.placed()
-        node = call.node
+        node = source(call)
         sources = [e.array if isinstance(e, Value) else e for e in self.inputs]
         targets = [t.array if isinstance(t, Value) else t for t in self.outputs]
         is_fixed = not any(isinstance(s, OpaqueValue) for s in sources)
-        cells = [(outer, e) for outer, e in self.captured if isinstance(e, OpaqueValue)]
-        frame: list[Any] = [None] * len(call.scope)
-        for outer, e in self.captured:
-            frame[outer] = e.array if isinstance(e, Value) else None
+        captured = [(node.captures[inner].slot, e) for inner, e in self.captured]
+        cells = [(slot, e) for slot, e in captured if isinstance(e, OpaqueValue)]
+        frame = {slot: e.array if isinstance(e, Value) else None for slot, e in captured}
 
         def run() -> None:
             values = sources if is_fixed else [s.value if isinstance(s, OpaqueValue) else s for s in sources]
-            for outer, cell in cells:
-                frame[outer] = cell.value
+            for slot, cell in cells:
+                frame[slot] = cell.value
             small = None if product is None else product(*values)
             if small is None:
                 results = state.visit(node, values, frame, bodies)
@@ -92,8 +90,8 @@ class DefinitionStep:
                     raise Mismatch(call)
                 else:
                     np.copyto(target, result)
-            for outer, _ in cells:
-                frame[outer] = None
+            for slot, _ in cells:
+                frame[slot] = None
 
         return [(run, ())]
 
@@ -101,16 +99,16 @@ class DefinitionStep:
 class Definitions(TraceValues):
     """Computes calls by their definitions, now and in every run."""
 
-    def _by_definition(self, call: RegionCall, results: Sequence[Any] | None = None) -> int:
+    def _by_definition(self, call: ir.Node, results: Sequence[Any] | None = None) -> int:
         """Compute a call with its definition, now and in every run; `results` are the present ones, if they are known."""
         if self.updates is not None:
             raise NotInPlace("the definition of an operator, which may fail, makes a result that replaces an input")
         constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
-        bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
+        bodies = self.state.bodies(source(call), constants) if self.options.level and call.bodies else None
         made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)
-        dynamic = id(call.node) in self.dynamic or self._is_sent(call, made.inputs)
+        dynamic = source(call) in self.dynamic or self._is_sent(call, made.inputs)
         for i, o in zip(call.outputs, made.compute() if results is None else results, strict=False):
-            if i == ABSENT:
+            if i is None:
                 made.outputs.append(None)
             elif not dynamic and isinstance(o, np.ndarray) and o.dtype != dtypes.STRING:
                 value = self.allocate(o.shape, o.dtype, None, self._finiteness(call, made.inputs))
@@ -124,12 +122,12 @@ class Definitions(TraceValues):
         reads = tuple(e for e in made.entries() if isinstance(e, Value))
         writes = tuple(m for m in made.outputs if isinstance(m, Value))
         self.facts.definitions += 1
-        notes = self._reasons if self.counts else [f"{call.name} of the body", *self._reasons]
-        step = PlanStep(made.bind, reads, writes, "definition", call.origins or (call.node,), tuple(notes))
+        notes = self._reasons if self.counts else [f"{call.op_type} of the body", *self._reasons]
+        step = PlanStep(made.bind, reads, writes, "definition", call.origins, tuple(notes))
         step.flops = flops_of((call,), made.inputs, writes[0]) if writes else None
         self._record(step)
         for i, m in zip(call.outputs, made.outputs, strict=False):
-            if m is not None:
+            if i is not None and m is not None:
                 self._set(i, m)
         self._used(call.reads)
         if results is None:
@@ -137,22 +135,22 @@ class Definitions(TraceValues):
         self._count(call)
         return 1
 
-    def _is_sent(self, call: RegionCall, inputs: Sequence[Entry | None]) -> bool:
+    def _is_sent(self, call: ir.Node, inputs: Sequence[Entry | None]) -> bool:
         """Whether the sizes of the results may differ between runs, which no segment depends on."""
-        sent = all(o in self.region.only_sent for o in call.outputs if o != ABSENT)
+        sent = self.roles.only_sent.issuperset(call.results)
         return sent and (call.is_("NonZero") or any(isinstance(e, OpaqueValue) for e in inputs))
 
-    def _captured(self, call: RegionCall) -> list[tuple[int, Entry]]:
-        return [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
+    def _captured(self, call: ir.Node) -> list[tuple[ir.Value, Entry]]:
+        return [(inner, self._get(outer)) for inner, outer in call.captures.items()]
 
-    def _finiteness(self, call: RegionCall, entries: Sequence[Entry | None]) -> int:
+    def _finiteness(self, call: ir.Node, entries: Sequence[Entry | None]) -> int:
         if any(isinstance(e, OpaqueValue) for e in entries):
             return NAN  # what a sequence holds, or a string stands for, is not known
         values = [e for e in entries if isinstance(e, Value)]
         known = worst(*values)
-        if has_trait(call.node.domain, call.name, "keeps_finite"):
+        if has_trait(call.domain, call.op_type, "keeps_finite"):
             return known
-        finite = known == FINITE and has_trait(call.node.domain, call.name, "finite") and all(v.size for v in values)
+        finite = known == FINITE and has_trait(call.domain, call.op_type, "finite") and all(v.size for v in values)
         return FINITE if finite else NAN
 
     def _record(self, step: PlanStep) -> None:
@@ -163,7 +161,7 @@ class Definitions(TraceValues):
             step.scratch.touch(index)
         self.segment.steps.append(step)
 
-    def _count(self, call: RegionCall) -> None:
+    def _count(self, call: ir.Node) -> None:
         """Count the nodes of a call as executed, as the definitions would; the calls of a body count as one."""
         if not self.counts:
             return
@@ -172,11 +170,11 @@ class Definitions(TraceValues):
         self.budget.steps(count)
 
 
-def flops_of(calls: Sequence[RegionCall], inputs: Sequence[Entry | None], output: Value) -> int | None:
+def flops_of(calls: Sequence[ir.Node], inputs: Sequence[Entry | None], output: Value) -> int | None:
     """The work of a call and of those that follow it, each of which computes one number for each element."""
     first = calls[0]
     shapes = [e.shape if isinstance(e, Value) else None for e in inputs]
-    own = flops(first.node.domain, first.name, first.attributes, shapes, output.shape)
+    own = flops(first.domain, first.op_type, first.attributes, shapes, output.shape)
     return None if own is None else own + (len(calls) - 1) * output.size
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...ir import graph as ir
 from ..chains import chains
-from ..region import Region, RegionCall
+from ..flat import Roles
 from ..updates import updates
 
 
@@ -19,7 +20,7 @@ class Branch:
         chosen: whether the segment begins with it: its condition is the key of the segment.
     """
 
-    call: RegionCall
+    call: ir.Node
     chosen: bool = False
 
 
@@ -27,16 +28,16 @@ class Branch:
 class CopyIn:
     """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
 
-    ids: tuple[int, ...]
-    call: RegionCall
+    values: tuple[ir.Value, ...]
+    call: ir.Node
 
 
 @dataclass(eq=False)
 class Rename:
-    """Gives values other ids: the outputs of a branch become those of its If."""
+    """Lets values stand for others: the outputs of a branch become those of its If."""
 
-    sources: tuple[int, ...]
-    targets: tuple[int, ...]
+    sources: tuple[ir.Value, ...]
+    targets: tuple[ir.Value, ...]
 
 
 @dataclass(eq=False)
@@ -48,33 +49,37 @@ class UpdateBegin:
 class Update:
     """Elementwise calls that compute outputs, such as the new values of a parameter and of its states."""
 
-    calls: tuple[RegionCall, ...]
+    calls: tuple[ir.Node, ...]
 
 
-Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn | Update | UpdateBegin
+PLAIN = Roles()
+"""The roles of the values of a body."""
+
+Item = tuple[ir.Node, ...] | Branch | Rename | CopyIn | Update | UpdateBegin
 
 
-def items_of(region: Region, find_updates: bool = False) -> list[Item]:
-    """The work of a region in order.
+def items_of(graph: ir.Graph, roles: Roles = PLAIN, find_updates: bool = False) -> list[Item]:
+    """The work of a graph in order.
 
     Args:
-        region: the region.
+        graph: the graph.
+        roles: of its values.
         find_updates: whether updates are found, if it is a training step: it has gradients, or replaces inputs.
     """
-    finds = find_updates and (bool(region.ids) or region.last is not None)
-    if region.last is None:
-        return _items(region.calls, region.outputs, finds)
-    calls, last = region.calls[: region.last], region.calls[region.last :]
-    before = _items(calls, [*region.outputs, *(i for c in last for i in c.reads)], False)
-    return [*before, UpdateBegin(), *_items(last, region.outputs, finds)]
+    finds = find_updates and (roles.is_step or roles.last is not None)
+    if roles.last is None:
+        return _items(graph.nodes, graph.outputs, finds)
+    calls, last = graph.nodes[: roles.last], graph.nodes[roles.last :]
+    before = _items(calls, [*graph.outputs, *(i for c in last for i in c.reads)], False)
+    return [*before, UpdateBegin(), *_items(last, graph.outputs, finds)]
 
 
-def _items(calls: Sequence[RegionCall], outputs: Sequence[int], finds: bool) -> list[Item]:
+def _items(calls: Sequence[ir.Node], outputs: Sequence[ir.Value], finds: bool) -> list[Item]:
     groups = updates(calls, outputs) if finds else []
     taken = {i for group in groups for i in group}
     made: list[tuple[int, Item]] = [(group[-1], Update(tuple(calls[i] for i in group))) for group in groups]
-    places = {id(c): i for i, c in enumerate(calls)}
+    places = {c: i for i, c in enumerate(calls)}
     read = [r for i in taken for r in calls[i].reads]
     for chain in chains([c for i, c in enumerate(calls) if i not in taken], [*outputs, *read]):
-        made.append((places[id(chain[-1])], Branch(chain[0]) if chain[0].is_("If") else chain))
+        made.append((places[chain[-1]], Branch(chain[0]) if chain[0].is_("If") else chain))
     return [item for _, item in sorted(made, key=lambda pair: pair[0])]

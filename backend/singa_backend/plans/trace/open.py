@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import SonnxError
+from ...ir import graph as ir
 from ...ir.declaration import caches_of
-from ...ir.graph import ABSENT
 from ...kernels import onednn
 from ...kernels.group_query import GroupQuery, checked, grow, reason_against
 from ...kernels.table import Invalid
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...proto.schemas import MICROSOFT
+from ..flat import source
 from ..open.caches import GrowingSpace, append
 from ..open.products import OpenProduct
-from ..region import RegionCall
 from .choose import Chooser
 from .definitions import DefinitionStep, unshared
 from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, Record
@@ -31,13 +31,13 @@ class NotOpen(Exception):
 class Opener(Chooser):
     """Traces a plan that is open: it repeats the steps of an earlier one, and computes the other items by definitions."""
 
-    def _recorded(self, item: tuple[RegionCall, ...]) -> Record:
+    def _recorded(self, item: tuple[ir.Node, ...]) -> Record:
         """Compute an item, and note what was found.
 
         The values that it reads keep their places until then, even if its kernel reads copies of them, or nothing: definitions
         of an open plan may read them.
         """
-        inner = {o for c in item for o in c.outputs}
+        inner = {o for c in item for o in c.results}
         made = Record([(i, self._get(i)) for c in item for i in c.reads if i not in inner])
         for _, e in made.reads:
             if isinstance(e, Value):
@@ -50,7 +50,7 @@ class Opener(Chooser):
         made.results = {o: self.env[o] for o in inner if o in self.env}
         return made
 
-    def _same_entry(self, held: Entry, i: int, x: Any, is_passed: bool) -> Entry:
+    def _same_entry(self, held: Entry, i: ir.Value, x: Any, is_passed: bool) -> Entry:
         """The value of an input of an open plan: that of the earlier plan if it has the same shape."""
         if not isinstance(held, Value) or not isinstance(x, np.ndarray):
             raise NotOpen
@@ -62,7 +62,7 @@ class Opener(Chooser):
         self.segment.cells.append(cell)
         return cell
 
-    def _repeat_or_open(self, item: tuple[RegionCall, ...], records: Sequence[Record]) -> None:
+    def _repeat_or_open(self, item: tuple[ir.Node, ...], records: Sequence[Record]) -> None:
         """Use the steps of the earlier plan for an item, or compute it by definitions."""
         place = self.place
         self.place += 1
@@ -90,16 +90,16 @@ class Opener(Chooser):
             unused.clear_values()
             self._record(PlanStep(lambda: [(unused.clear_values, ())], (), (), "release"))
 
-    def _open(self, item: tuple[RegionCall, ...], record: Record) -> None:
+    def _open(self, item: tuple[ir.Node, ...], record: Record) -> None:
         """Compute an item by definitions, in each run with the shapes that it meets.
 
         A result that had the same shape in the earlier plan takes its place, so that what reads it is as before: a run in which
         it has another shape, or is a constant with other contents, raises Mismatch.
         """
         for call in item:
-            if call.is_("Concat") and isinstance(self.env.get(call.inputs[0]), Cache):
+            if call.is_("Concat") and isinstance(self._input(call, 0), Cache):
                 self._grow(call)
-            elif pasts := [i for i in caches_of(call.node.domain, call.name) if isinstance(self._input(call, i), Cache)]:
+            elif pasts := [i for i in caches_of(call.domain, call.op_type) if isinstance(self._input(call, i), Cache)]:
                 if attends(call) and len(pasts) == 2:
                     self._attend(call)
                 else:
@@ -109,9 +109,9 @@ class Opener(Chooser):
             else:
                 self._open_call(call)
         written = {v.buffer for s in record.steps for v in s.writes}
-        settled: list[tuple[RegionCall, Cell, Value]] = []
+        settled: list[tuple[ir.Node, Cell, Value]] = []
         for call in item:
-            for o in call.outputs:
+            for o in call.results:
                 cell, held = self.env.get(o), record.results.get(o)
                 if not isinstance(cell, Cell) or not isinstance(held, Value) or not isinstance(cell.value, np.ndarray):
                     continue
@@ -132,34 +132,35 @@ class Opener(Chooser):
         self.segment.steps.append(PlanStep(bind, (), tuple(v for _, _, v in settled if not v.constant), "copy"))
         self.unused += [cell for _, cell, _ in settled]
 
-    def _open_call(self, call: RegionCall) -> None:
+    def _open_call(self, call: ir.Node) -> None:
         """Compute a call by its definition into values that are not in the arena."""
-        cells = [None if o == ABSENT else Cell() for o in call.outputs]
+        cells = [None if o is None else Cell() for o in call.outputs]
         product = OpenProduct() if call.is_("MatMul") and onednn.library() is not None else None
         captured = self._captured(call)
         made = DefinitionStep(self.state, call, self._values(call), captured, None, product, [*cells])
-        self._record(PlanStep(made.bind, (), (), "definition", call.origins or (call.node,), ("its shapes differ between runs",)))
+        self._record(PlanStep(made.bind, (), (), "definition", call.origins, ("its shapes differ between runs",)))
         for function, arguments in made.bind():
             function(*arguments)
         self._set_cells(call, cells)
         self.budget.left += 1  # the visitor has counted it
 
-    def _set_cells(self, call: RegionCall, cells: Sequence[Cell | None]) -> None:
+    def _set_cells(self, call: ir.Node, cells: Sequence[Cell | None]) -> None:
         for o, cell in zip(call.outputs, cells, strict=False):
-            if cell is not None:
+            if o is not None and cell is not None:
                 self.segment.cells.append(cell)
                 self._set(o, cell)
         self.facts.definitions += 1
         self._count(call)
 
-    def _input(self, call: RegionCall, index: int) -> Entry | None:
-        return self.env.get(call.inputs[index]) if index < len(call.inputs) else None
+    def _input(self, call: ir.Node, index: int) -> Entry | None:
+        value = call.input(index)
+        return None if value is None else self.env.get(value)
 
-    def _extend(self, call: RegionCall, pasts: Sequence[int]) -> None:
+    def _extend(self, call: ir.Node, pasts: Sequence[int]) -> None:
         """Compute a call by its definition, whose concatenations to the past grow in its memory if there is room."""
-        entries, state, facts, presents = self._values(call), self.state, self.facts, caches_of(call.node.domain, call.name)
+        entries, state, facts, presents = self._values(call), self.state, self.facts, caches_of(call.domain, call.op_type)
         grown = {presents[i] for i in pasts}
-        targets = [None if o == ABSENT else Appended() if n in grown else Cell() for n, o in enumerate(call.outputs)]
+        targets = [None if o is None else Appended() if n in grown else Cell() for n, o in enumerate(call.outputs)]
         placed = [e.array for e in entries if isinstance(e, Value)]
 
         def bind() -> Bound:
@@ -170,7 +171,7 @@ class Opener(Chooser):
                 visitor = copy(state.visitor)
                 visitor.xp = space = GrowingSpace(visitor.xp, [values[i] for i in pasts], facts.finite)
                 try:
-                    results = visitor.visit(call.node, values, [])
+                    results = visitor.visit(source(call), values, [])
                 except SonnxError:
                     if space.error is not None:
                         raise space.error from None
@@ -182,36 +183,36 @@ class Opener(Chooser):
 
             return [(run, ())]
 
-        origins = call.origins or (call.node,)
+        origins = call.origins
         self._record(PlanStep(bind, (), (), "definition", origins, ("the caches grow in place",)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, targets)
         self.budget.left += 1  # the visitor has counted it
 
-    def _grow(self, call: RegionCall) -> None:
+    def _grow(self, call: ir.Node) -> None:
         """Append to a cache, in its memory if there is room."""
-        source = self._get(call.inputs[0])
-        rest = [self._get(i) for i in call.inputs[1:]]
+        past, *more = call.reads
+        cache, rest = self._get(past), [self._get(i) for i in more]
         target = Appended()
-        state, axis, facts = self.state, self.caches[call.inputs[0]], self.facts
-        assert isinstance(source, Cache)
+        state, axis, facts = self.state, self.caches[past], self.facts
+        assert isinstance(cache, Cache)
 
         def bind() -> Bound:
             parts = [e if isinstance(e, OpaqueValue) else e.array for e in rest]
 
             def run() -> None:
                 arrays = [p.value if isinstance(p, OpaqueValue) else p for p in parts]
-                target.value = append(source.value, arrays, axis, facts.finite, state.visitor.budget)
+                target.value = append(cache.value, arrays, axis, facts.finite, state.visitor.budget)
 
             return [(run, ())]
 
-        self._record(PlanStep(bind, (), (), "numpy.copyto", call.origins or (call.node,), ("grows in place",)))
+        self._record(PlanStep(bind, (), (), "numpy.copyto", call.origins, ("grows in place",)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, [target])
 
-    def _has_buffers(self, call: RegionCall) -> bool:
+    def _has_buffers(self, call: ir.Node) -> bool:
         """Whether the caches of attention are buffers with room for the new rows."""
         values = [e.array if isinstance(e, Value) else e.value if isinstance(e, OpaqueValue) else e for e in self._values(call)]
         try:
@@ -220,7 +221,7 @@ class Opener(Chooser):
             return False
         return bool(past < parts[3].shape[2])
 
-    def _attend(self, call: RegionCall, buffers: bool = False) -> None:
+    def _attend(self, call: ir.Node, buffers: bool = False) -> None:
         """Compute attention with caches of keys and values, which grow in their memory if there is room; buffers are copied."""
         entries, state, facts = self._values(call), self.state, self.facts
         targets = [Cell(), *((Cell(), Cell()) if buffers else (Appended(), Appended()))][: len(call.outputs)]
@@ -245,7 +246,7 @@ class Opener(Chooser):
 
             return [(run, ())]
 
-        origins = call.origins or (call.node,)
+        origins = call.origins
         note = "the caches are buffers, which are copied" if buffers else "the caches grow in place"
         self._record(PlanStep(bind, (), (), "numpy.group_query", origins, (note,)))
         for function, arguments in bind():
@@ -254,11 +255,11 @@ class Opener(Chooser):
         self.budget.left += 1  # the visitor has counted it
 
 
-def attends(call: RegionCall) -> bool:
+def attends(call: ir.Node) -> bool:
     """Whether a call is attention with caches that can grow in place."""
-    if (call.node.domain, call.name) != (MICROSOFT, "GroupQueryAttention") or len(call.inputs) < 5:
+    if (call.domain, call.op_type) != (MICROSOFT, "GroupQueryAttention") or len(call.inputs) < 5:
         return False
-    present = 1 + max(i for i, v in enumerate(call.inputs) if v != ABSENT)
+    present = 1 + max(i for i, v in enumerate(call.inputs) if v is not None)
     return not reason_against(call.attributes, present, len(call.outputs))
 
 
@@ -267,7 +268,7 @@ def _same(array: np.ndarray, held: Value) -> bool:
     return array.tobytes() == held.array.tobytes()
 
 
-def _settle(call: RegionCall, cell: OpaqueValue, target: np.ndarray, constant: bool) -> None:
+def _settle(call: ir.Node, cell: OpaqueValue, target: np.ndarray, constant: bool) -> None:
     """Copy a result to its place; raise Mismatch if it has another shape, or is not the constant that was found there."""
     x = cell.value
     if not isinstance(x, np.ndarray) or x.shape != target.shape or x.dtype != target.dtype:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import limits
-from ...ir.graph import Node
+from ...ir import graph as ir
 from ...kernels import onednn
 from ...kernels.table import KernelCache
 from ...kernels.values import Bound, Buffer, OpaqueValue, PlanStep, Value
@@ -19,7 +19,6 @@ from ...runtime.executor import Visitor
 from ..bodies import Bodies
 from ..contention import Pace, contention, single_step
 from ..open.caches import Replaced, ZeroCopy, unbound
-from ..region import Region, RegionCall
 from ..updates import require_apart
 from .items import Item
 
@@ -27,8 +26,8 @@ from .items import Item
 class Mismatch(Exception):
     """A run has returned a value of another shape or kind than the trace: the call must end a segment."""
 
-    def __init__(self, call: RegionCall) -> None:
-        super().__init__(call.name)
+    def __init__(self, call: ir.Node) -> None:
+        super().__init__(call.op_type)
         self.call = call
 
 
@@ -67,14 +66,14 @@ class Continuation:
     """Where a segment ended: what a continuation needs.
 
     Attributes:
-        env: the live values by id.
+        env: the live values.
         items: the work that is left.
-        uses: the number of uses that are left, by id.
+        uses: the number of uses that are left.
     """
 
-    env: dict[int, Entry]
+    env: dict[ir.Value, Entry]
     items: list[Item]
-    uses: Counter[int]
+    uses: Counter[ir.Value]
 
 
 @dataclass(eq=False)
@@ -82,16 +81,16 @@ class Record:
     """What the trace of an item has found, which another plan repeats if the item reads the same values.
 
     Attributes:
-        reads: the values that it reads, with their ids.
-        results: those that it has set, by id.
+        reads: the values that it reads.
+        results: those that it has set.
         steps: its steps.
         copies: copies of values in another memory order that later items use.
         made: the buffers that it has made.
         executions: the nodes that the definitions would execute.
     """
 
-    reads: list[tuple[int, Entry]]
-    results: dict[int, Entry] = field(default_factory=dict)
+    reads: list[tuple[ir.Value, Entry]]
+    results: dict[ir.Value, Entry] = field(default_factory=dict)
     steps: list[PlanStep] = field(default_factory=list)
     copies: list[tuple[Value, Any, Value]] = field(default_factory=list)
     made: frozenset[Buffer] = frozenset()
@@ -217,11 +216,11 @@ class SharedValues:
     kernels: KernelCache = field(default_factory=KernelCache)
     constants: dict[Hashable, tuple[Any, Value]] = field(default_factory=dict)
     mapped: dict[tuple[int, int], Value] = field(default_factory=dict)
-    folded: dict[RegionCall, list[Any]] = field(default_factory=dict)
-    branches: dict[tuple[RegionCall, bool], Region] = field(default_factory=dict)
-    bodies: dict[tuple[Any, ...], Region | None] = field(default_factory=dict)
+    folded: dict[ir.Node, list[Any]] = field(default_factory=dict)
+    branches: dict[tuple[ir.Node, bool], ir.Graph] = field(default_factory=dict)
+    bodies: dict[tuple[Any, ...], ir.Graph | None] = field(default_factory=dict)
     graphs: Bodies = field(default_factory=Bodies)
-    kept: set[RegionCall] = field(default_factory=set)
+    kept: set[ir.Node] = field(default_factory=set)
 
     def containers(self) -> tuple[dict[Any, Any], ...]:
         """All containers, whose values count as live."""
@@ -243,10 +242,10 @@ class RunState:
     """
 
     visitor: Visitor
-    bodies: Callable[[Node, dict[int, Any]], Any]
+    bodies: Callable[[ir.Node, dict[ir.Value, Any]], Any]
     visit_body: Callable[[limits.Budget, Any], Visitor]
 
-    def visit(self, node: Node, inputs: list[Any], frame: list[Any], bodies: Any) -> list[Any]:
+    def visit(self, node: ir.Node, inputs: list[Any], frame: Any, bodies: Any) -> list[Any]:
         """Compute a node by its definition; its subgraphs by plans."""
         visitor = self.visit_body(self.visitor.budget, bodies) if bodies else self.visitor
         return visitor.visit(node, inputs, frame)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ...ir import graph as ir
 from ...ir.graph import ABSENT
 from ...kernels.onednn import OneDnnError
 from ...kernels.table import Kernel, Refused
 from ...kernels.updates import Elementwise, update
 from ...kernels.values import Value
 from ..chains import chains
-from ..region import RegionCall
 from .choose import TraceSite
 from .place import Placer
 
@@ -22,11 +22,11 @@ KERNEL = Kernel(update, "onednn", 0, frozenset())
 class Updater(Placer):
     """Traces updates."""
 
-    def _update(self, calls: Sequence[RegionCall]) -> None:
+    def _update(self, calls: Sequence[ir.Node]) -> None:
         """Compute the calls of an update; those of numbers, such as a rate, on their own."""
-        positions: dict[int, int] = {}
+        positions: dict[ir.Value, int] = {}
         operations: list[Elementwise] = []
-        rest: list[RegionCall] = []
+        rest: list[ir.Node] = []
         known = True
         for call in calls:
             operands: list[Value | int] = []
@@ -37,27 +37,32 @@ class Updater(Placer):
             if all(isinstance(v, Value) and v.size == 1 for v in operands):
                 self._group((call,))
                 continue
-            positions[call.outputs[0]] = len(operations)
-            operations.append(Elementwise(call.name, tuple(operands)))
+            positions[call.results[0]] = len(operations)
+            operations.append(Elementwise(call.op_type, tuple(operands)))
             rest.append(call)
         if rest and not (known and self._as_one_step(rest, operations, positions)):
-            for chain in chains(rest, self.region.outputs):
+            for chain in chains(rest, self.graph.outputs):
                 self._group(chain)
 
-    def _replaceable(self, calls: Sequence[RegionCall], positions: dict[int, int]) -> dict[int, Value]:
+    def _replaceable(self, calls: Sequence[ir.Node], positions: dict[ir.Value, int]) -> dict[int, Value]:
         """The inputs that results of these calls replace, if only these calls read them from now on; by the result's position."""
         if self.updates is None:
             return {}
         times = Counter(i for c in calls for i in c.reads)
         found = {}
         for i, at in positions.items():
-            given = self.region.replaced.get(i, ABSENT)
-            entry = self.env.get(given)
-            if isinstance(entry, Value) and self.uses[given] == times[given] + 1 and entry.buffer.users == 1:
+            given = self.roles.replaced.get(i)
+            entry = None if given is None else self.env.get(given)
+            if (
+                given is not None
+                and isinstance(entry, Value)
+                and self.uses[given] == times[given] + 1
+                and entry.buffer.users == 1
+            ):
                 found[at] = entry
         return found
 
-    def _as_one_step(self, calls: Sequence[RegionCall], operations: Sequence[Elementwise], positions: dict[int, int]) -> bool:
+    def _as_one_step(self, calls: Sequence[ir.Node], operations: Sequence[Elementwise], positions: dict[ir.Value, int]) -> bool:
         """Compute calls with one step; return whether it was possible."""
         results = [positions[i] for i in positions if self.uses[i] > sum(c.reads.count(i) for c in calls)]
         inputs = list({id(o): o for one in operations for o in one.operands if isinstance(o, Value)}.values())
@@ -75,10 +80,11 @@ class Updater(Placer):
             copy.buffer.users += 1
         self.copied += site.made
         for call in calls:
-            at = positions[call.outputs[0]]
+            (result,) = call.results
+            at = positions[result]
             if at in made:
                 made[at].buffer.touch(max(len(self.segment.steps) - 1, 0))
-                self._set(call.outputs[0], made[at])
+                self._set(result, made[at])
         self._used([i for call in calls for i in call.reads if i not in positions or positions[i] in made])
         for call in calls:
             self._count(call)

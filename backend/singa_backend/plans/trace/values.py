@@ -11,30 +11,31 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, limits
-from ...ir.graph import ABSENT
+from ...ir import graph as ir
 from ...kernels.table import Options
 from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, OpaqueValue, Value, aligned, order_of, strides_of
 from ...proto.tensor_data import release
 from ..contention import contention
-from ..recompute import Home
-from ..region import Region, RegionCall
+from ..flat import Roles
+from ..recompute import Home, Homes
 from .segment import Cell, Cells, Entry, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 
 
 class TraceValues:
-    """The values of a trace, by id.
+    """The values of a trace.
 
     Attributes:
-        region: the calls and constants that are traced.
+        graph: the nodes that are traced.
+        roles: of its values.
         caches: the inputs that may grow in place, each with the axis that grows.
         options: how plans compute.
         shared: what the plans of the graph share.
         state: what the steps share during a run.
-        dynamic: the ids of nodes after whose calls a segment ends.
+        dynamic: the nodes of the model after whose calls a segment ends.
         facts: what is known of the plan.
         budget: of the run that is the trace.
-        env: the values that are still used, by id.
-        uses: the number of uses that are left, by id.
+        env: the values that are still used.
+        uses: the number of uses that are left.
         segment: the present segment.
         began: when its trace began.
         single: whether steps run on one thread, because other programs are expected to use cores.
@@ -53,22 +54,23 @@ class TraceValues:
         replaced: the inputs that results replace, by the id of their buffer.
         preferred: the values whose memory a result of the present calls should use.
         needs_finite: whether a step that replaces inputs needs finite ones.
-        homes: where the values of calls are, by id, if memory is bounded.
+        homes: where the values of calls are, if memory is bounded.
         counts: whether calls are counted as executed: not those of a body.
     """
 
     def __init__(
         self,
-        region: Region,
+        graph: ir.Graph,
+        roles: Roles,
         options: Options,
         shared: SharedValues,
         state: RunState,
-        dynamic: set[int],
+        dynamic: set[ir.Node],
         facts: PlanFacts,
         budget: limits.Budget,
-        caches: dict[int, int] | None = None,
+        caches: dict[ir.Value, int] | None = None,
     ) -> None:
-        self.region = region
+        self.graph, self.roles = graph, roles
         self.caches = caches or {}
         self.options = options
         self.shared = shared
@@ -76,8 +78,8 @@ class TraceValues:
         self.dynamic = dynamic
         self.facts = facts
         self.budget = budget
-        self.env: dict[int, Entry] = {}
-        self.uses: Counter[int] = Counter()
+        self.env: dict[ir.Value, Entry] = {}
+        self.uses: Counter[ir.Value] = Counter()
         self.segment = Segment()
         self.began = time.perf_counter()
         self.single = options.adaptive and contention.expected(options.threads)
@@ -92,23 +94,22 @@ class TraceValues:
         self.unused = Cells()
         self.repeated = self.place = 0
         self.updates: int | None = None
-        self.replaced: dict[int, int] = {}
-        self.preferred: set[int] = set()
+        self.replaced: dict[int, ir.Value] = {}
+        self.preferred: set[ir.Value] = set()
         self.needs_finite = False
-        self.homes: dict[int, Home] = {}
+        self.homes: Homes = {}
         self.counts = True
         self._reasons: list[str] = []
 
-    def _get(self, i: int) -> Entry:
+    def _get(self, i: ir.Value) -> Entry:
         entry = self.env.get(i)
         if entry is None:
-            value = self.region.constants[i]
-            entry = self._constant(value, i)
+            entry = self._constant(i.constant, i)
             self.env[i] = entry
         return entry
 
-    def _values(self, call: RegionCall) -> list[Entry | None]:
-        return [None if i == ABSENT else self._get(i) for i in call.inputs]
+    def _values(self, call: ir.Node) -> list[Entry | None]:
+        return [None if i is None else self._get(i) for i in call.inputs]
 
     def _constant(self, value: Any, key: Any = None) -> Entry:
         if not isinstance(value, (np.ndarray, LazyConstant)) or value.dtype == dtypes.STRING:
@@ -163,9 +164,7 @@ class TraceValues:
         self.buffers.append(made)
         return made
 
-    def _set(self, i: int, entry: Entry) -> None:
-        if i == ABSENT:
-            return
+    def _set(self, i: ir.Value, entry: Entry) -> None:
         self.env[i] = entry
         if isinstance(entry, Value):
             entry.buffer.users += 1
@@ -174,16 +173,15 @@ class TraceValues:
         if not self.uses[i]:
             self._drop(i)
 
-    def _used(self, ids: Sequence[int]) -> None:
+    def _used(self, values: Sequence[ir.Value]) -> None:
         """Count uses; release what is not read again."""
-        for i in ids:
-            if i != ABSENT:
-                self.uses[i] -= 1
-        for i in set(ids):
-            if i != ABSENT and self.uses[i] <= 0 and i in self.env:
+        for i in values:
+            self.uses[i] -= 1
+        for i in set(values):
+            if self.uses[i] <= 0 and i in self.env:
                 self._drop(i)
 
-    def _drop(self, i: int) -> None:
+    def _drop(self, i: ir.Value) -> None:
         entry = self.env.pop(i)
         self.live.pop(id(entry), None)
         if isinstance(entry, Cell):
@@ -201,15 +199,15 @@ class TraceValues:
             self.live.pop(id(buffer), None)
             buffer.memory = None
 
-    def reusable(self, i: int, uses: int) -> bool:
+    def reusable(self, i: ir.Value, uses: int) -> bool:
         """Whether nothing reads the memory of a value after these uses of it."""
         entry = self.env.get(i)
         users = 1
         if self.updates is not None and isinstance(entry, Value):
-            given = self.replaced.get(id(entry.buffer), ABSENT)
+            given = self.replaced.get(id(entry.buffer))
             if given == i:
                 uses += 1  # what fills the buffer before each run
-            elif given != ABSENT:
+            elif given is not None:
                 users = 2 if self.uses[given] == 1 else 0
             if self.preferred and i not in self.preferred:
                 return False

@@ -1,4 +1,4 @@
-"""The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan.
+"""The tracer: runs the calls of a graph once, chooses a kernel for each, and records the steps as a plan.
 
 The first run of a plan is its trace: every value exists, so shapes, dtypes and host inputs are those of this run.  What
 depends on shapes only is a constant of the plan.  A value whose shape depends on data ends a segment of the plan; a later run
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...ir.graph import Graph
+from ...ir import graph as ir
 from ...kernels.values import NAN, OpaqueValue, PlanStep, Value
+from ..flat import TooManyCalls, branches_fit, flat, read_from, source
 from ..fusion import fuse
-from ..region import Region, RegionCall, TooManyCalls, branch_of, branches_fit
 from ..updates import NotInPlace
 from .items import Branch, CopyIn, Item, Rename, Update, UpdateBegin, items_of
 from .open import NotOpen
@@ -31,7 +31,7 @@ class Tracer(Updater):
     """Traces a segment of a plan, and those that follow it."""
 
     def start(self, inputs: Sequence[Any], record: bool = False, earlier: PlanTrace | None = None) -> Segment:
-        """Trace the region on these inputs; return the first segment.
+        """Trace the graph on these inputs; return the first segment.
 
         Args:
             inputs: the inputs.
@@ -49,7 +49,7 @@ class Tracer(Updater):
         for p in earlier.passed if earlier is not None else ():
             if p.index < 0 or p.value.shape == np.shape(inputs[p.index]):
                 p.attach(inputs)
-        for index, (i, x) in enumerate(zip(self.region.inputs, inputs, strict=True)):
+        for index, (i, x) in enumerate(zip(self.graph.inputs, inputs, strict=True)):
             if earlier is None:
                 entry = self._entry(x)
             else:
@@ -60,10 +60,10 @@ class Tracer(Updater):
                 entry.buffer.users += 1
                 entry.buffer.touch(0)
         self.history = PlanTrace(self.entries) if record else None
-        self.uses = Counter(i for call in self.region.calls for i in call.reads)
-        self.uses.update(self.region.outputs)
-        self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
-        return self._walk(items_of(self.region, self.options.level > 1))
+        self.uses = Counter(i for call in self.graph.nodes for i in call.reads)
+        self.uses.update(self.graph.outputs)
+        self.uses.update(self.graph.inputs)  # the buffers of inputs are written before each run
+        return self._walk(items_of(self.graph, self.roles, self.options.level > 1))
 
     def resume(self, point: Continuation) -> Segment:
         """Trace what follows a segment."""
@@ -79,11 +79,11 @@ class Tracer(Updater):
         while pending:
             item = pending.pop()
             if isinstance(item, Rename):
-                for source, target in zip(item.sources, item.targets, strict=True):
-                    self._set(target, self._get(source))
+                for before, after in zip(item.sources, item.targets, strict=True):
+                    self._set(after, self._get(before))
                 self._used(item.sources)
             elif isinstance(item, CopyIn):
-                self._adopt(item.ids, item.call)
+                self._adopt(item.values, item.call)
             elif isinstance(item, UpdateBegin):
                 self._begin_updates(self.segment is first)
             elif isinstance(item, Branch):
@@ -99,14 +99,14 @@ class Tracer(Updater):
                     self.history.records.append(self._recorded(item))
                 else:
                     self._group(item)
-                if id(item[-1].node) in self.dynamic and not self.region.only_sent.issuperset(item[-1].outputs):
+                if source(item[-1]) in self.dynamic and not self.roles.only_sent.issuperset(item[-1].results):
                     if self.earlier is not None:
                         raise NotOpen
                     self.history = None
-                    ids = item[-1].outputs
-                    cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, CopyIn(ids, item[-1]), partial(_kinds, cells))
-        self.segment.outputs = tuple(self._result(i) for i in self.region.outputs)
+                    results = tuple(item[-1].results)
+                    cells = [self.env[i] for i in results if i in self.env]
+                    self._split(pending, CopyIn(results, item[-1]), partial(_kinds, cells))
+        self.segment.outputs = tuple(self._result(i) for i in self.graph.outputs)
         self._finish(self.segment is first and bool(self.entries))
         return first
 
@@ -115,19 +115,19 @@ class Tracer(Updater):
         if not whole:
             raise NotInPlace("sizes or branches depend on values")
         self.updates = len(self.segment.steps)
-        entries = dict(zip(self.region.inputs, self.entries, strict=True))
-        for i in self.region.replaced.values():
+        entries = dict(zip(self.graph.inputs, self.entries, strict=True))
+        for i in self.roles.replaced.values():
             entry = entries[i]
             if not isinstance(entry, Value) or not entry.contiguous:
                 raise NotInPlace("an input is not an array of numbers")
             self.replaced[id(entry.buffer)] = i
 
-    def _result(self, i: int) -> Entry:
+    def _result(self, i: ir.Value) -> Entry:
         """An output of the plan: the input that it replaces, if it does."""
         made = self._get(i)
-        if self.updates is None or i not in self.region.replaced:
+        if self.updates is None or i not in self.roles.replaced:
             return made
-        of = self.region.replaced[i]
+        of = self.roles.replaced[i]
         given = self._get(of)
         if not isinstance(made, Value) or not isinstance(given, Value):
             raise NotInPlace("a result is not an array of numbers")
@@ -141,7 +141,7 @@ class Tracer(Updater):
             raise NotInPlace("another result shows an input that is replaced")
         if not inside:
             np.copyto(given.array, made.array)
-            origins = next((c.origins or (c.node,) for c in self.region.calls if i in c.outputs), ())
+            origins = i.producer.origins if i.producer is not None else ()
             self._record(PlanStep(lambda: [(np.copyto, (given.array, made.array))], (made,), (given,), "copy", origins))
         return given
 
@@ -161,8 +161,8 @@ class Tracer(Updater):
         self.segment, self.buffers, self.began = following, [], time.perf_counter()
         self.copies.clear()
 
-    def _adopt(self, ids: Sequence[int], call: RegionCall) -> None:
-        for i in ids:
+    def _adopt(self, values: Sequence[ir.Value], call: ir.Node) -> None:
+        for i in values:
             cell = self.env.get(i)
             if isinstance(cell, OpaqueValue) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
                 made = self.allocate(cell.value.shape, cell.value.dtype, None, NAN)
@@ -172,14 +172,14 @@ class Tracer(Updater):
                     target = made.array
                     return [(lambda: np.copyto(target, cell.value), ())]
 
-                self._record(PlanStep(bind, (), (made,), "copy", call.origins or (call.node,)))
+                self._record(PlanStep(bind, (), (made,), "copy", call.origins))
                 self.env[i] = made
                 made.buffer.users += 1
 
     def _select(self, item: Branch, pending: list[Item]) -> list[Item]:
         """The work of the branch that an If takes."""
         call = item.call
-        condition = self._get(call.inputs[0])
+        condition = None if call.inputs[0] is None else self._get(call.inputs[0])
         array = condition.array if isinstance(condition, Value) else None
         same = branches_fit(call)
         if not isinstance(condition, Value) or array is None or array.size != 1 or array.dtype != np.bool_ or not same:
@@ -192,21 +192,20 @@ class Tracer(Updater):
         except TooManyCalls:
             return [(call,)]
 
-    def _branch(self, call: RegionCall, taken: bool) -> list[Item]:
+    def _branch(self, call: ir.Node, taken: bool) -> list[Item]:
         inner = self.shared.branches.get((call, taken))
         if inner is None:
-            graph: Graph = call.attributes["then_branch" if taken else "else_branch"]
-            region = self.region
-            inner = Region(constants=region.constants, names=region.names, size=region.size)
-            inner.outputs = branch_of(inner, graph, call.scope)
+            graph: ir.Graph = call.attributes["then_branch" if taken else "else_branch"]
+            outer = {v: call.captures[v] for v in graph.captured}
+            inner = flat(graph, captured={v: o for v, o in outer.items() if o.constant is not None})
             fuse(inner, self.options.level)
-            region.size = inner.size
+            read_from(inner, (o for o in outer.values() if o.constant is None))
             self.shared.branches[call, taken] = inner
-        for c in inner.calls:
+        for c in inner.nodes:
             self.uses.update(c.reads)
         self.uses.update(inner.outputs)
         self._used(call.reads)
-        pairs = [(s, o) for s, o in zip(inner.outputs, call.outputs, strict=False)]
+        pairs = [(s, o) for s, o in zip(inner.outputs, call.outputs, strict=False) if o is not None]
         return [*items_of(inner), Rename(tuple(s for s, _ in pairs), tuple(o for _, o in pairs))]
 
 

@@ -1,0 +1,250 @@
+"""The graph of a plan: the nodes of a model's graph, functions inlined, which passes rewrite and the planner compiles.
+
+Initializers and the tensors of Constant nodes are values with a constant.  A fused operator is a node of a standard ONNX operator
+at its newest version, whatever opset the model has, so the graph still runs by the definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..devices.namespaces import numpy
+from ..ir import graph as ir
+from ..ir.declaration import REQUIRED, declarations
+from ..ir.versioned import VersionedOperator
+from ..kernels.table import GRADIENT, TRAINING
+
+MOST = 200_000
+"""The maximum number of nodes of a plan: a model whose functions call functions may have more, and runs node by node."""
+ORIGINS = 32
+"""The number of nodes that a node of a pass names as those that it replaces."""
+
+
+class TooManyCalls(Exception):
+    """The functions of a model have more nodes than a plan may have."""
+
+
+@dataclass(eq=False)
+class Roles:
+    """What a plan needs to know of the values of its graph.
+
+    Attributes:
+        is_step: whether the graph is a recorded step, which has gradients.
+        replaced: the input that a result replaces, by the result.
+        last: the index of the first node that only makes such results; those that follow it do the same.
+        only_sent: the values that other processes receive, and on whose sizes nothing in the graph depends.
+    """
+
+    is_step: bool = False
+    replaced: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    last: int | None = None
+    only_sent: frozenset[ir.Value] = frozenset()
+
+
+class Inliner:
+    """Copies the nodes of graphs, with the bodies of functions in place of their calls.
+
+    Args:
+        states: constants that replace those of initializers.
+        origins: the nodes in whose place the copies are, for reports; each copy is in place of its own node if there are none.
+
+    Attributes:
+        nodes: the copies, which are in no graph yet.
+    """
+
+    def __init__(self, states: Mapping[ir.Value, Any] | None = None, origins: tuple[ir.Node, ...] = ()) -> None:
+        self.nodes: list[ir.Node] = []
+        self._states, self._origins = states or {}, origins
+        self._left = MOST
+
+    def inline(self, graph: ir.Graph, copies: dict[ir.Value, ir.Value]) -> list[ir.Value | None]:
+        """Copy the nodes of a graph; return its outputs.
+
+        Args:
+            graph: the graph.
+            copies: what takes the place of its inputs and captured values; it is completed.
+        """
+        self._left -= 1 + len(graph)
+        if self._left < 0:
+            raise TooManyCalls
+        for name, value in graph.initializers.items():
+            copies[value] = ir.Value(name, constant=self._states.get(value, value.constant))
+        for node in graph.nodes:
+            inputs = [None if v is None else copies.get(v) for v in node.inputs]
+            function = node.function
+            if function is not None:
+                inner = {v: i for v, i in zip(function.inputs, inputs, strict=False) if i is not None}
+                results = zip(node.outputs, self.inline(function, inner), strict=False)
+                copies |= {o: result for o, result in results if o is not None and result is not None}
+                continue
+            constant = node.attributes.get("value") if node.is_("Constant") else None
+            if isinstance(constant, np.ndarray):
+                copies[node.results[0]] = ir.Value(node.results[0].name, constant=constant)
+                continue
+            copies |= {o: ir.Value(o.name) for o in node.results}
+            outputs = [None if o is None else copies[o] for o in node.outputs]
+            made = node.copy(inputs, outputs, self._origins or (node,))
+            made.captures = {inner: copies[outer] for inner, outer in node.captures.items()}
+            self.nodes.append(made)
+        return [copies.get(v) for v in graph.outputs]
+
+
+def flat(
+    graph: ir.Graph,
+    states: Mapping[ir.Value, Any] | None = None,
+    captured: Mapping[ir.Value, Any] | None = None,
+    copies: dict[ir.Value, ir.Value] | None = None,
+) -> ir.Graph:
+    """A copy of a graph with the bodies of functions in place of their calls.
+
+    The values that a body captures are inputs of the copy, after those of the graph, or constants.
+
+    Args:
+        graph: the graph, or the body of a node.
+        states: constants that replace those of its initializers.
+        captured: the captured values that are constant: a value with the constant, or the constant itself.
+        copies: the copy of each value is added to it.
+    """
+    made, held = ir.Graph(graph.name, graph.opsets), captured or {}
+    copies = {} if copies is None else copies
+    for v in (*graph.inputs, *graph.captured):
+        if v in held:
+            copies[v] = held[v] if isinstance(held[v], ir.Value) else ir.Value(v.name, constant=held[v])
+        else:
+            copies[v] = made.add_input(ir.Value(v.name, declared=v.declared))
+    inliner = Inliner(states)
+    outputs = inliner.inline(graph, copies)
+    for node in inliner.nodes:
+        made.append(node)
+    made.set_outputs(v for v in outputs if v is not None)
+    return made
+
+
+def read_from(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Let a graph, which no pass rewrites any more, read values of another one in place of its inputs."""
+    for own, value in zip(graph.inputs, values, strict=True):
+        own.replace_all_uses_with(value)
+    graph.inputs = []
+
+
+def scratch(
+    nodes: Iterable[ir.Node], constants: Mapping[ir.Value, Any] | None = None
+) -> tuple[ir.Graph, dict[ir.Value, ir.Value]]:
+    """A graph of copies of some nodes, without outputs; and the original of each of its values.
+
+    Args:
+        nodes: the nodes, in order.
+        constants: what the copies of values that no node returns hold.
+    """
+    graph, copies = ir.Graph(), dict[ir.Value, ir.Value]()
+
+    def copy(value: ir.Value) -> ir.Value:
+        if value not in copies:
+            copies[value] = ir.Value(value.name, constant=(constants or {}).get(value, value.constant))
+        return copies[value]
+
+    for node in nodes:
+        inputs, outputs = ([None if v is None else copy(v) for v in values] for values in (node.inputs, node.outputs))
+        made = node.copy(inputs, outputs, node.origins)
+        made.captures = {inner: copy(outer) for inner, outer in node.captures.items()}
+        graph.append(made)
+    return graph, {made: value for value, made in copies.items()}
+
+
+def remove_dead(graph: ir.Graph) -> None:
+    """Remove the nodes whose results are not used."""
+    for node in reversed(graph.nodes):
+        if not any(o.is_used for o in node.results):
+            graph.remove(node)
+
+
+@cache
+def versioned(domain: str, op_type: str, version: int | None = None) -> VersionedOperator:
+    """An operator at a version; the newest by default."""
+    known = declarations[domain, op_type]
+    version = max(known) if version is None else version
+    return VersionedOperator(known[version], version)
+
+
+def call_of(
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    outputs: Sequence[ir.Value | None],
+    origins: Sequence[ir.Node],
+    domain: str = "",
+    **attributes: Any,
+) -> ir.Node:
+    """A node of an operator's newest version in place of others.
+
+    Args:
+        op_type: the operator.
+        inputs: the values that it reads.
+        outputs: the values that it returns; a new one if there are none.
+        origins: the nodes that it replaces; errors name the last of them.
+        domain: of the operator.
+        **attributes: those that differ from the defaults.
+    """
+    operator, last = versioned(domain, op_type), origins[-1]
+    known = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
+    return ir.Node(
+        op_type,
+        list(inputs),
+        list(outputs) or [ir.Value()],
+        {**known, **attributes},
+        domain,
+        last.name,
+        "",
+        last.opset,
+        given=frozenset(attributes),
+        operator=operator,
+        origins=tuple(n for node in origins for n in node.origins)[-ORIGINS:],
+    )
+
+
+def origins_of(nodes: Sequence[ir.Node]) -> tuple[ir.Node, ...]:
+    """The nodes of the model in whose place some nodes are, each once."""
+    return tuple(dict.fromkeys(n for node in nodes for n in node.origins))
+
+
+def source(node: ir.Node) -> ir.Node:
+    """The node of the model that a node is a copy of; the node itself if a pass has made it."""
+    return node.origins[0] if len(node.origins) == 1 and node.origins[0].attributes is node.attributes else node
+
+
+def operator(node: ir.Node | None) -> str:
+    """The operator of ONNX's domain that a node calls in its present meaning; "" for any other."""
+    if node is None or node.domain or (node.operator is not None and not node.operator.is_modern):
+        return ""
+    return node.op_type
+
+
+def producer(value: ir.Value | None) -> ir.Node | None:
+    """The node that returns a value; None for inputs, constants and an absent value."""
+    return None if value is None else value.producer
+
+
+def once(value: ir.Value | None) -> bool:
+    """Whether one input of one node is the only use of a value."""
+    return value is not None and value.is_used_once
+
+
+def run(node: ir.Node, values: Sequence[Any]) -> list[Any]:
+    """The results of a node without bodies for these inputs by the definition, on the host."""
+    assert node.operator is not None
+    return node.operator.run(numpy, values, node.attributes, [o is not None for o in node.outputs])
+
+
+def has_kernel_only(node: ir.Node) -> bool:
+    """Whether only kernels compute a node, and there is no definition: a gradient, or a node in training form."""
+    return node.domain in (GRADIENT, TRAINING, ir.DEFERRED)
+
+
+def branches_fit(node: ir.Node) -> bool:
+    """Whether both branches of an If have the same number of outputs, as many as the If; its definition refuses others."""
+    counts = {len(node.attributes[name].outputs) for name in ("then_branch", "else_branch")}
+    return len(counts) == 1 and counts.pop() >= len(node.outputs)
