@@ -156,8 +156,8 @@ def verdict(copy: ModelProto, wrong: set[str], net: str, other: str) -> tuple[st
         return "missed", "no node"
     if first.inputs_agreed is None:
         return "among", f"one of {first.among} nodes up to {first.operator} {first.node!r}"
-    makers = debug.Source(copy).makers
-    named = any(o in wrong for o in makers[first.values[0]].outputs)
+    node = debug.ComparedModel(copy).node(first.values[0])
+    named = any(o in wrong for o in node.output_names)
     return "named" if named else "wrong", f"{first.operator} {first.node!r}"
 
 

@@ -25,7 +25,7 @@ from singa import codegen, sonnx
 from singa.cli import main
 from singa.tensor import Tensor
 from singa_backend import InvalidModel, ResourceExhausted, SingaBackend, SonnxError, passes
-from singa_backend.debug.submodel import Source
+from singa_backend.debug.model import ComparedModel
 from singa_backend.devices import guards
 from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.proto import checker
@@ -410,7 +410,7 @@ def test_every_writer_writes_it(write: Callable[[ModelProto], ModelProto]) -> No
 def test_what_was_not_known_is_reported() -> None:
     report = passes.optimize(model(EYE))
     assert [n for n in report.notes if "SIGSEGV" in n]
-    assert not Source(model(EYE)).types.get("a")
+    assert not ComparedModel(model(EYE)).types.get("a")
     seen = sonnx.inspect(model(EYE))
     assert "SIGSEGV" in seen.opinion.inference
     assert "eyelike" in codegen.generate(model(EYE)).text.lower()

@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 import singa_backend
-from singa_backend import Graph, inspection, passes
+from singa_backend import Graph, debug, inspection, passes
 from singa_backend.engines import oracle
 from singa_backend.io import files
 from singa_backend.ir.declaration import declarations
@@ -47,6 +47,7 @@ def test_the_old_path_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
         (passes, "NodeEditor", "Node"),
         (passes, "Failure", "PassFailure"),
         (inspection, "Opinion", "CheckerResult"),
+        (debug, "Source", "ComparedModel"),
     ],
 )
 def test_renamed_classes(module: object, old: str, new: str) -> None:

@@ -264,7 +264,7 @@ def test_operators_in_graphs_and_functions_count() -> None:
         <domain: "local", opset_import: ["": 17]> inner (a, b) => (r) { r = LayerNormalization(a, b) }"""
     )
     one = frozenset({"LayerNormalization"})
-    assert debug.Source(model).carried == {"y": one, "z": one}
+    assert debug.ComparedModel(model).carried == {"y": one, "z": one}
 
 
 # --- shown

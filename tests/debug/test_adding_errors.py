@@ -131,7 +131,7 @@ def test_far_from_0_onnxruntime_agrees_and_a_wrong_value_does_not(name: str, end
 def test_the_floor_ends_where_a_value_is_computed_further() -> None:
     text = "s = Sigmoid(x) t = Transpose(s) u = Mul(t, t) y = Concat<axis=0>(t, u)"
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g (float[2,2] x) => (float[4,2] y) {{ {text} }}')
-    source = debug.Source.of(model)
+    source = debug.ComparedModel.of(model)
     named = {n: source.widened(Tolerance(), n).operators for n in "stuy"}
     assert named == {"s": {"Sigmoid"}, "t": {"Sigmoid"}, "u": frozenset(), "y": {"Sigmoid"}}
 

@@ -325,7 +325,7 @@ def test_further_inputs_stay_valid() -> None:
 def test_the_scope_of_a_node(name: str, scope: str) -> None:
     model = net("y = Neg(x)", "")
     model.graph.node[0].name = name
-    assert scope_of(debug.Source(model).calls[0]) == scope
+    assert scope_of(debug.ComparedModel(model).graph.nodes[0]) == scope
 
 
 def chain(count: int, prefix: str) -> ModelProto:

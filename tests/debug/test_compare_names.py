@@ -176,10 +176,10 @@ def test_the_notes_of_a_culprit_know_the_defaults() -> None:
 
 
 def test_an_operator_that_is_not_known_keeps_its_attributes() -> None:
-    node = helper.make_node("Odd", ["x"], ["y"], domain="com.example", beta=2)
+    node = helper.make_node("Odd", ["x"], ["z"], domain="com.example", beta=2)
     model = net()
     model.graph.node.append(node)
-    assert list(debug.Source(model).attributes(node)) == ["beta"]
+    assert list(debug.ComparedModel(model).attributes(node)) == ["beta"]
 
 
 # --- inputs among saved values ----------------------------------------------------------------------------------------

@@ -456,7 +456,7 @@ def test_every_path_is_accepted(tmp_path: Path) -> None:
     path, values = tmp_path / "m.onnx", tmp_path / "y.npz"
     onnx.save(build("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }"), path)
     np.savez(values, x=X["x"], y=np.maximum(X["x"], 0))
-    assert debug.Source(PathLike(path)).path == path
+    assert debug.ComparedModel(PathLike(path)).path == path
     for against in (PathLike(values), values, str(values), PathLike(path)):
         assert debug.compare(PathLike(path), X, against=against).agrees
 

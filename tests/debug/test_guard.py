@@ -28,7 +28,7 @@ from singa_backend.debug import guards
 from singa_backend.debug.guards import draws
 from singa_backend.debug.guards.draws import EDGES, NORMAL, digest, draw
 from singa_backend.debug.guards.summary import LEVELS, judge, positions, summarize
-from singa_backend.debug.submodel import Source
+from singa_backend.debug.model import ComparedModel
 
 MODELS = PROJECT / "tests" / "models"
 NETS = ("bert-script-17", "gpt2-dynamo-18", "lstm-script-17", "mobilenetv2-script-17", "unet-dynamo-18")
@@ -214,10 +214,10 @@ def faults(count: int, seed: int, write: Callable[[str, Any], guards.Guard]) -> 
         kind, at = KINDS[at % len(KINDS)], at + 1
         if kind == "opset":
             model, fault = planted.opset(random)
-            source, known = Source(model), write(f"opset{at}", model)
+            source, known = ComparedModel(model), write(f"opset{at}", model)
         else:
             name = NETS[random.integers(len(NETS))]
-            source, known = Source(MODELS / f"{name}.onnx"), write(name, MODELS / f"{name}.onnx")
+            source, known = ComparedModel(MODELS / f"{name}.onnx"), write(name, MODELS / f"{name}.onnx")
             floats = [
                 v.name
                 for v in known.values
@@ -229,16 +229,16 @@ def faults(count: int, seed: int, write: Callable[[str, Any], guards.Guard]) -> 
             fault = made
         if not moves(fault, source, known):
             continue
-        checked = source if fault.engine else Source(fault.model)
+        checked = source if fault.engine else ComparedModel(fault.model)
         found = guards.check_guard(known, model=checked, against=fault.engine or "sonnx")
         one = found.culprit
         total["all"] += 1
         total["found"] += found.verdict == "fail"
-        total["named"] += one is not None and one.among == 1 and one.node == source.makers[fault.node].name
+        total["named"] += one is not None and one.among == 1 and one.node == source.node(fault.node).name
     return total
 
 
-def moves(fault: planted.Planted, source: Source, known: guards.Guard) -> bool:
+def moves(fault: planted.Planted, source: ComparedModel, known: guards.Guard) -> bool:
     """Whether a fault moves a value beyond its tolerance, with inputs for which both models run."""
     try:
         for case in known.cases:
@@ -246,7 +246,7 @@ def moves(fault: planted.Planted, source: Source, known: guards.Guard) -> bool:
             if fault.engine:
                 found = debug.compare(source, feeds, against=fault.engine)
             else:
-                found = debug.compare(Source(fault.model), feeds, against=source)
+                found = debug.compare(ComparedModel(fault.model), feeds, against=source)
                 if any(n.side == "mine" for n in found.not_compared):
                     return False
             if any(not r.agrees for r in found.rows):

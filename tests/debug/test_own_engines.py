@@ -174,7 +174,7 @@ def test_saved_values_keep_bfloat16_and_sequences(place: Path) -> None:
     assert sonnx("run", "bf.onnx", "--random", 3, "--save-inputs", "in.npz", "-o", "out.npz").exit_code == 0
     with np.load("out.npz") as saved:
         assert set(saved) == {"y", "s/0", "s/1"}
-    found = debug.compare(model, {"x": debug.Source(model).feeds(_bfloat16("in.npz"))["x"]}, against="out.npz")
+    found = debug.compare(model, {"x": debug.ComparedModel(model).feeds(_bfloat16("in.npz"))["x"]}, against="out.npz")
     assert found.agrees and len(found.rows) == 2
     assert not debug.compare(model, {"x": -_bfloat16("in.npz")["x"]}, against="out.npz").agrees
 

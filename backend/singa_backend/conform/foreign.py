@@ -128,28 +128,27 @@ def compare_with_onnxruntime(
     """
     rep = SingaBackend.prepare(model, device)
     outputs = [o.name for o in model.graph.output]
-    makers = {
-        o: node.op_type
-        for node in model.graph.node
-        if node.op_type != "Constant"
-        for i, o in enumerate(node.output)
-        if o and not (node.op_type == "Dropout" and i)  # ONNX does not define the mask if nothing is dropped
-    }
-    inner = [n for n in makers if n not in outputs] if intermediates else []
+    nodes = [node for node in rep.graph.nodes if node.op_type != "Constant"] if intermediates else []
+    inner = [
+        (v.name, node.op_type)
+        for node in nodes
+        for v in (node.results[:1] if node.op_type == "Dropout" else node.results)  # without a mask, which may be undefined
+        if v.name not in outputs
+    ]
     shapes = {n: list(x.shape) for n, x in inputs.items()}
     made = PeerComparison(name, shapes, oracle.engine, device, len(rep.nodes), {})
     with tempfile.TemporaryDirectory() as folder:
         for start in range(0, max(1, len(inner)), CHUNK):
-            chunk = inner[start : start + CHUNK]
+            chunk = dict(inner[start : start + CHUNK])
             model.graph.output.extend(ValueInfoProto(name=n) for n in chunk)
             path = Path(folder) / f"{start}.onnx"
             write_bytes(path, model.SerializeToString())
             del model.graph.output[len(outputs) :]
             theirs = oracle.run(path, inputs, timeout=timeout)
             remove(path, b"")
-            ours = rep.run(dict(inputs), aux_output=chunk).to_dict()
+            ours = rep.run(dict(inputs), aux_output=list(chunk)).to_dict()
             made.outputs = {n: max(error(ours[n], theirs[n]), made.outputs.get(n, 0.0)) for n in outputs}
-            made.values |= {n: (makers[n], error(ours[n], theirs[n])) for n in chunk}
+            made.values |= {n: (kind, error(ours[n], theirs[n])) for n, kind in chunk.items()}
     return made
 
 

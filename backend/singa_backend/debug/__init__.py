@@ -2,6 +2,7 @@
 
 from ..comparison.difference import Difference, Tolerance, difference
 from ..engines.command import EngineCommand
+from ._old_names import __getattr__ as __getattr__
 from .alignment import Alignment, Gap, ValuePair
 from .bisect import Reproduction, bisect
 from .compare import compare
@@ -9,12 +10,13 @@ from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import Change, GraphDifference, diff
 from .diff_page import diff_page
 from .extract import extract
+from .model import ComparedModel
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
-from .submodel import Source
 
 __all__ = [
     "Alignment",
     "Change",
+    "ComparedModel",
     "Comparison",
     "Difference",
     "Divergence",
@@ -26,7 +28,6 @@ __all__ = [
     "Reduction",
     "Reproduction",
     "Row",
-    "Source",
     "Tolerance",
     "ValuePair",
     "bisect",

@@ -21,12 +21,13 @@ import numpy as np
 from ..comparison.difference import Tolerance, same_kind
 from ..dtypes import is_float
 from ..engines.local import Engine
+from ..ir.graph import Node
 from ..proto.scopes import named_scope, stored_scopes
 from .alignment import ValuePair
 from .lockstep import Values, run_calls
+from .model import ComparedModel, message_of, read_names, result_names
 from .sketch import ValueLayout, agree, arranged, sketch
 from .spill import SpillStore
-from .submodel import NodeCall, Source
 
 DRAWS = 3
 """The inputs on which both sides run: those of the comparison, and others of the same shapes."""
@@ -97,17 +98,17 @@ class ModelSide:
         budget: the maximum bytes of the results of a chunk.
     """
 
-    def __init__(self, source: Source, engine: Engine, draws: Sequence[Values], budget: int) -> None:
+    def __init__(self, source: ComparedModel, engine: Engine, draws: Sequence[Values], budget: int) -> None:
         self.source, self.engine, self.draws, self.budget = source, engine, draws, budget
         self.outputs: Sequence[str] = source.outputs
         self.made: dict[str, Made] = {}
-        for i, call in enumerate(source.calls):
-            scope = scope_of(call)
-            self.made |= {n: Made(i, call.operator, call.uses, scope) for n in call.outputs if not source.draws(call)}
+        for i, node in enumerate(source.graph.nodes):
+            made = Made(i, node.op_type, read_names(node), scope_of(node))
+            self.made |= {} if source.draws(node) else dict.fromkeys(result_names(node), made)
         self._weights: dict[tuple[Dtype, tuple[int, ...]], dict[bytes, str]] = {}
 
     def stream(self, draw: int) -> Iterator[tuple[str, Any]]:
-        for _, found in run_calls(self.source, self.engine, self.source.calls, self.draws[draw], self.budget):
+        for _, found in run_calls(self.source, self.engine, self.source.graph.nodes, self.draws[draw], self.budget):
             yield from found.items()
 
     def constant(self, like: np.ndarray) -> tuple[str, ValueLayout | None] | None:
@@ -158,9 +159,9 @@ def distinct(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.size >= _DIFFERENT and len(np.unique(value.reshape(-1)[:_READ])) >= _DIFFERENT
 
 
-def scope_of(call: NodeCall) -> str:
+def scope_of(node: Node) -> str:
     """The path of the PyTorch module that a node was exported from, by its metadata or its name; "" if neither has it."""
-    return next(filter(None, reversed(stored_scopes(call.proto))), "") or named_scope(call.proto.name)
+    return next(filter(None, reversed(stored_scopes(message_of(node)))), "") or named_scope(node.name)
 
 
 class SketchTable:

@@ -17,14 +17,15 @@ from ..devices.device import DeviceLike
 from ..engines.command import EngineCommand
 from ..engines.local import FailedRun
 from ..errors import InvalidInput, SonnxError
+from ..ir.graph import Node
 from ..proto import test_data
 from ..proto.load import ModelSource
 from . import repro
 from .comparison import Comparison, Divergence
 from .judge import Judge
 from .lockstep import Values, Visit, attempt
+from .model import ComparedModel, inner_names, nodes_for, outer_names, read_names, result_names
 from .setting import BUDGET, Setting, is_saved
-from .submodel import NodeCall, Source
 from .torch_module import is_torch
 
 
@@ -69,10 +70,10 @@ class Reproduction:
 
 
 def bisect(
-    model: ModelSource | Source,
+    model: ModelSource | ComparedModel,
     inputs: Any,
     *,
-    against: ModelSource | Source | EngineCommand = "onnxruntime",
+    against: ModelSource | ComparedModel | EngineCommand = "onnxruntime",
     device: DeviceLike = "CPU",
     names: Mapping[str, str] | None = None,
     rtol: float | None = None,
@@ -93,7 +94,7 @@ def bisect(
     divergence; one that the trusted side refuses is returned only if nothing diverges.
 
     Args:
-        model: a path, a ModelProto, bytes, or a Source.
+        model: a path, a ModelProto, bytes, or a ComparedModel.
         inputs: as for `SingaRep.run`.
         against: the trusted side, as for `compare`.  With saved values, and with a PyTorch module, the nodes between the last
             values that agree and the first that differs are written together.
@@ -156,7 +157,7 @@ def _reproduction(
             if together.folder != result.folder:
                 test_data.remove(result.folder)
             return together
-    grown = _grew_most(setting, visit.call.index, progress)
+    grown = _grew_most(setting, visit.call, progress)
     if grown is None:
         return result
     again = _written(setting, *grown, to)
@@ -170,7 +171,7 @@ def _accumulated(
     setting: Setting, visit: Visit, node: Divergence, to: str | Path | None, progress: Callable[..., None] | None
 ) -> Reproduction:
     """The node that added most to the error, up to the first that is beyond the tolerance."""
-    written = _written(setting, *(_grew_most(setting, visit.call.index, progress) or (visit, node)), to)
+    written = _written(setting, *(_grew_most(setting, visit.call, progress) or (visit, node)), to)
     written.accumulated, written.first = not written.alone, node
     return written
 
@@ -185,7 +186,8 @@ def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) 
             return visit, node, judge
         theirs, call = visit.theirs, visit.call
         if refused is None and isinstance(theirs, FailedRun) and theirs.how not in ("absent", "not reached"):
-            refused = visit, Divergence(call.name, call.operator, call.index, list(call.outputs), str(theirs), True), judge
+            values, index = list(result_names(call)), setting.source.indices[call]
+            refused = visit, Divergence(call.name, call.op_type, index, values, str(theirs), True), judge
         if progress:
             progress(note=call.name)
     if refused is None:
@@ -215,15 +217,15 @@ def _check_reached(setting: Setting, found: Comparison) -> None:
     raise InvalidInput(f"{setting.theirs.name}: {what}: {why}", code="SX320", hint=hint)
 
 
-def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:
-    """The node, up to this index, that adds the largest error to the trusted side's inputs."""
+def _grew_most(setting: Setting, last: Node, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:
+    """The node, up to this one, that adds the largest error to the trusted side's inputs."""
     judge = Judge(setting, local=True)
     best: tuple[Visit, Divergence] | None = None
     most = 0.0
     for visit in setting.visits():
         before = len(judge.result.rows)
         judge.judge(visit)
-        used = [n for n in visit.call.uses if n not in setting.source.weights]
+        used = [n for n in read_names(visit.call) if n not in setting.source.weights]
         rows = judge.result.rows[before:] if all(n in visit.their_inputs for n in used) else []
         worst = max(rows, key=lambda r: r.difference.excess, default=None)
         if worst is not None and worst.judged and worst.difference.excess > most:
@@ -231,10 +233,10 @@ def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None
             d = worst.difference
             why = f"max absolute error {d.max_abs:.3g}, {d.excess:.3g} of the tolerance" if d.agrees else str(d)
             call, name = visit.call, worst.value
-            best = visit, Divergence(call.name, call.operator, call.index, [name], f"{name!r}: {why}", True)
+            best = visit, Divergence(call.name, call.op_type, setting.source.indices[call], [name], f"{name!r}: {why}", True)
         if progress:
             progress(note=visit.call.name)
-        if visit.call.index == last:
+        if visit.call is last:
             break
     return best
 
@@ -245,7 +247,7 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
     folder = repro.folder_for(to, source, call.name)
     values = visit.my_inputs | visit.their_inputs
     results: Values = visit.theirs if isinstance(visit.theirs, dict) else {}
-    repro.write(folder, source, [call], values, call.outputs, results)
+    repro.write(folder, source, [call], values, result_names(call), results)
     again, inputs, expected = repro.read(folder)
     blamed = setting.theirs if isinstance(visit.theirs, FailedRun) and isinstance(visit.mine, dict) else setting.mine
     try:
@@ -261,9 +263,8 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
 def _between(setting: Setting, visit: Visit, node: Divergence, judge: Judge, to: str | Path | None) -> Reproduction | None:
     """Write the nodes between values that were compared and one that differs; None if the values cannot be computed again."""
     source, calls = setting.source, judge.between(visit.call)
-    made = {n for call in calls for n in call.outputs}
-    names = [n for n in dict.fromkeys(n for call in calls for n in call.uses) if n not in made and n in source.makers]
-    before = source.calls[: source.calls.index(visit.call)]
+    names = [n for n in outer_names(calls) if source.producer(n)]
+    before = source.graph.nodes[: source.graph.nodes.index(visit.call)]
     values = attempt(setting.alone, source, before, dict(setting.inputs), names) if names else {}
     if not isinstance(values, dict) or not isinstance(visit.theirs, dict):
         return None
@@ -276,18 +277,18 @@ def _between(setting: Setting, visit: Visit, node: Divergence, judge: Judge, to:
         how = "the module has no values between them" if setting.owners else how
         how = f"{node.operator} {node.node!r} is the wrong one" if node.like else how
         node.notes.append(f"the model that is written has these {len(calls)} nodes; {how}")
-    ends = node.values if node.index == visit.call.index else [n for n in visit.call.outputs if n in visit.theirs]
+    ends = node.values if node.index == source.indices[visit.call] else [n for n in result_names(visit.call) if n in visit.theirs]
     return _again(setting, calls, dict(setting.inputs) | values, node, ends, visit.theirs, to)
 
 
 def _again(
-    setting: Setting, calls: Sequence[NodeCall], values: Values, node: Divergence, ends: Sequence[str], results: Values,
+    setting: Setting, calls: Sequence[Node], values: Values, node: Divergence, ends: Sequence[str], results: Values,
     to: str | Path | None,
 ) -> Reproduction:  # fmt: skip
     """Write several nodes as one model with these outputs, read it back, and run it on this side."""
     source = setting.source
     folder = repro.folder_for(to, source, node.node)
-    used = {n for call in calls for n in call.uses}
+    used = {v.name for call in calls for v in call.reads}
     repro.write(folder, source, calls, {n: v for n, v in values.items() if n in used}, ends, results)
     again, feeds, expected = repro.read(folder)
     outputs = setting.mine.run(again.proto, again.folder, feeds)
@@ -318,23 +319,23 @@ class _NodeRuns:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         source = setting.source
-        drawn = [call for call in source.calls if source.draws(call)]
-        self.calls = [call for call in source.calls if not source.draws(call)]
+        drawn = [call for call in source.graph.nodes if source.draws(call)]
+        self.calls = [call for call in source.graph.nodes if not source.draws(call)]
         self.inputs: Values = dict(setting.inputs)
-        names = [n for call in drawn for n in call.outputs]
-        values = attempt(setting.theirs, source, source.calls, self.inputs, names) if names else {}
+        names = inner_names(drawn)
+        values = attempt(setting.theirs, source, source.graph.nodes, self.inputs, names) if names else {}
         self.inputs |= values if isinstance(values, dict) else {}
 
-    def _ends(self, calls: Sequence[NodeCall], after: Sequence[NodeCall]) -> list[str]:
+    def _ends(self, calls: Sequence[Node], after: Sequence[Node]) -> list[str]:
         """The values that later nodes or the graph's outputs need."""
-        needed = {n for call in after for n in call.uses} | set(self.setting.source.outputs)
-        return [n for call in calls for n in call.outputs if n in needed]
+        needed = {v.name for node in after for v in node.reads} | set(self.setting.source.outputs)
+        return [n for n in inner_names(calls) if n in needed]
 
     def values(self, start: int, end: int) -> Values | None:
         """The inputs of nodes `start` to `end`, computed by definitions; None if they cannot be."""
         source, before = self.setting.source, self.calls[:start]
-        used = {n for call in self.calls[start:end] for n in call.uses}
-        names = [n for call in before for n in call.outputs if n in used]
+        used = {v.name for call in self.calls[start:end] for v in call.reads}
+        names = [n for n in inner_names(before) if n in used]
         found = attempt(self.setting.theirs, source, before, self.inputs, names) if names else {}
         return None if isinstance(found, FailedRun) else {n: v for n, v in (self.inputs | found).items() if n in used}
 
@@ -355,16 +356,11 @@ class _NodeRuns:
         """Write the nodes that the diverging values depend on, read them back, and run them again."""
         setting, source = self.setting, self.setting.source
         wrong, inputs = self.wrong(start, end), self.values(start, end) or {}
-        needed, calls = set(wrong), list[NodeCall]()
-        for call in reversed(self.calls[start:end]):
-            if needed & set(call.outputs):
-                needed.update(call.uses)
-                calls.insert(0, call)
+        calls = nodes_for(wrong, self.calls[start:end])
         last = calls[-1]
         worst = max(wrong, key=lambda n: wrong[n].excess)
         notes = [f"its plan also computes {', '.join(map(str, calls[:-1]))}"] if len(calls) > 1 else []
-        node = Divergence(
-            last.name, last.operator, last.index, list(wrong), f"{worst!r}: {wrong[worst]}", True, notes, among=len(calls)
-        )
+        why, index = f"{worst!r}: {wrong[worst]}", source.indices[last]
+        node = Divergence(last.name, last.op_type, index, list(wrong), why, True, notes, among=len(calls))
         results = attempt(setting.theirs, source, calls, inputs, list(wrong))
         return _again(setting, calls, inputs, node, node.values, results if isinstance(results, dict) else {}, to)

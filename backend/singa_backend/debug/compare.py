@@ -17,13 +17,13 @@ from ..errors import InvalidInput
 from ..proto.load import ModelSource
 from .comparison import Comparison
 from .judge import Judge
+from .model import ComparedModel
 from .setting import BUDGET, Setting, is_engine, is_saved, saved_values, trusted
-from .submodel import Source
 from .torch_module import is_torch
 
 
 def outputs_of(
-    model: ModelSource | Source,
+    model: ModelSource | ComparedModel,
     inputs: Mapping[str, Any],
     ours: Mapping[str, Any],
     against: str | EngineCommand,
@@ -33,7 +33,7 @@ def outputs_of(
     """The values of a trusted side for those that a run returned, from one run of the whole model.
 
     Args:
-        model: a path, a ModelProto, bytes, or a Source.
+        model: a path, a ModelProto, bytes, or a ComparedModel.
         inputs: checked, by name.
         ours: the outputs of the run by name.
         against: an engine, as for `compare`, or the path of an .npz file.
@@ -46,8 +46,8 @@ def outputs_of(
         InvalidInput: the file has a value that the run did not return, or none; or `against` is another model (SX320).
         SonnxError: the engine cannot be used (SX901), or returned no outputs (SX900).
     """
-    source = Source.of(model)
-    wanted = [n for n in ours if n in source.makers]
+    source = ComparedModel.of(model)
+    wanted = [n for n in ours if source.producer(n)]
     if is_saved(against):
         found = saved_values(source, Path(against), inputs)
         absent = [n for n in found if n not in ours]
@@ -63,17 +63,17 @@ def outputs_of(
                            hint="`sonnx compare` compares two models")  # fmt: skip
     engine = trusted(against, timeout=timeout)
     try:
-        part = source.part(source.calls, inputs, wanted, ours if engine.typed else None)
-        return engine.run(part, source.folder, {n: inputs[n] for n in inputs if any(n in c.uses for c in source.calls)})
+        part = source.part(source.graph.nodes, inputs, wanted, ours if engine.typed else None)
+        return engine.run(part, source.folder, {n: v for n, v in inputs.items() if source.values[n].users})
     finally:
         engine.close()
 
 
 def compare(
-    model: ModelSource | Source,
+    model: ModelSource | ComparedModel,
     inputs: Any,
     *,
-    against: ModelSource | Source | EngineCommand | Foreign = "onnxruntime",
+    against: ModelSource | ComparedModel | EngineCommand | Foreign = "onnxruntime",
     device: DeviceLike = "CPU",
     names: Mapping[str, str] | None = None,
     rtol: float | None = None,
@@ -90,7 +90,7 @@ def compare(
     Only the live values and the results of one chunk are held at once.  A node that an engine refuses is part of the result.
 
     Args:
-        model: a path (then long weights stay in the file), a ModelProto, bytes, or a Source.
+        model: a path (then long weights stay in the file), a ModelProto, bytes, or a ComparedModel.
         inputs: as for `SingaRep.run`.
         against: "onnxruntime" or "reference" (in a child process, with onnxruntime's optimizer off), "sonnx" (the CPU, for
             another `device`), "definition" (for the plans of the CPU: each node by its kernel, the outputs by one plan of the

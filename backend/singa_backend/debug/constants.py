@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 
+from ..ir.graph import Value
 from .alignment import ValuePair
-from .submodel import NodeCall, Source
+from .model import ComparedModel, result_names
 
 
 def confirmed(
-    source: Source, still: Collection[str], equal: Collection[str], pairs: Mapping[str, ValuePair], replaced: Collection[str],
-    reads: Callable[[str, str], bool],
+    source: ComparedModel, still: Collection[str], equal: Collection[str], pairs: Mapping[str, ValuePair],
+    replaced: Collection[str], reads: Callable[[str, str], bool],
 ) -> set[str]:  # fmt: skip
     """The constants that are computed from the inputs, and are right by their effect.
 
@@ -25,36 +25,39 @@ def confirmed(
         replaced: values that differ; what is computed from them is not confirmed.
         reads: a function that returns whether the node of a value of the other side reads what equals a value of `source`.
     """
-    readers = defaultdict[str, list[NodeCall]](list)
-    for call in source.calls:
-        for name in call.uses:
-            readers[name].append(call)
 
     def read_there(name: str) -> bool:
-        after = [o for call in readers[name] for o in call.outputs if o in pairs and (o not in still or o in replaced)]
-        return any(reads(pairs[o].other, name) for o in after)
+        after = [o for node in source.values[name].users for o in result_names(node)]
+        return any(reads(pairs[o].other, name) for o in after if o in pairs and (o not in still or o in replaced))
 
-    found = set[str]()
-    waiting = [n for call in source.calls if any(o in equal and o not in still for o in call.outputs) for n in call.uses]
-    waiting += [n for n in still if n in pairs and n in equal and read_there(n)]
+    found = set[Value]()
+    waiting = _read_by(source, equal, still)
+    waiting += [source.values[n] for n in still if n in pairs and n in equal and read_there(n)]
     while waiting:
-        name = waiting.pop()
-        if name in still and name not in found and name in source.makers and (name in equal or name not in pairs):
-            found.add(name)
-            waiting += source.makers[name].uses
-    return found - _after(source, replaced)
+        value = waiting.pop()
+        known = value.name in equal or value.name not in pairs
+        if value.producer is not None and value.name in still and value not in found and known:
+            found.add(value)
+            waiting += value.producer.reads
+    return {v.name for v in found} - _after(source, replaced)
 
 
-def _after(source: Source, names: Collection[str]) -> set[str]:
+def _read_by(source: ComparedModel, names: Collection[str], still: Collection[str]) -> list[Value]:
+    """The values that the nodes of these values read, without those of constants."""
+    nodes = [node for node in source.graph.nodes if any(o in names and o not in still for o in result_names(node))]
+    return [value for node in nodes for value in node.reads]
+
+
+def _after(source: ComparedModel, names: Collection[str]) -> set[str]:
     """Values, and all that are computed from them."""
     found = set(names)
-    for call in source.calls:
-        if any(n in found for n in call.uses):
-            found.update(call.outputs)
+    for node in source.graph.nodes:
+        if any(v.name in found for v in node.reads):
+            found.update(result_names(node))
     return found
 
 
-def used(source: Source, still: Collection[str], agreed: Collection[str], pairs: Collection[str]) -> set[str]:
+def used(source: ComparedModel, still: Collection[str], agreed: Collection[str], pairs: Collection[str]) -> set[str]:
     """The values without a partner that are not constants, and from which values that agree are computed.
 
     Args:
@@ -64,10 +67,10 @@ def used(source: Source, still: Collection[str], agreed: Collection[str], pairs:
         pairs: its values that have a partner.
     """
     found = set[str]()
-    waiting = [n for call in source.calls if any(o in agreed and o not in still for o in call.outputs) for n in call.uses]
+    waiting = _read_by(source, agreed, still)
     while waiting:
-        name = waiting.pop()
-        if name in source.makers and name not in pairs and name not in still and name not in found:
-            found.add(name)
-            waiting += source.makers[name].uses
+        value = waiting.pop()
+        if value.producer is not None and value.name not in pairs and value.name not in still and value.name not in found:
+            found.add(value.name)
+            waiting += value.producer.reads
     return found

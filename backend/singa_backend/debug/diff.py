@@ -15,10 +15,11 @@ from typing import Any
 from onnx import AttributeProto, FunctionProto, NodeProto, helper
 
 from ..comparison.difference import Tolerance, difference
+from ..ir.graph import Node
 from ..proto.load import ModelSource
 from ..proto.schemas import plain_domain
 from ..proto.values import Value
-from .submodel import NodeCall, Source
+from .model import ComparedModel, message_of, result_names
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,14 @@ class GraphDifference:
         return {"equal": self.equal, "nodes": list(self.nodes), "changes": changes, "renamed": self.renamed}
 
 
-def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDifference:
+def diff(first: ModelSource | ComparedModel, second: ModelSource | ComparedModel) -> GraphDifference:
     """Compare two models as graphs.
 
     Nodes are paired by name, then by the name of an output, then by operator in the order of the graph.  Weights are paired by
     name, or by the paired nodes that read them, and must have equal values.
 
     Args:
-        first: a path, a ModelProto, bytes, or a Source.
+        first: a path, a ModelProto, bytes, or a ComparedModel.
         second: the other model.
 
     Returns:
@@ -106,9 +107,9 @@ def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDiff
     Raises:
         InvalidModel: a model breaks a rule of ONNX.
     """
-    a, b = Source.of(first), Source.of(second)
+    a, b = ComparedModel.of(first), ComparedModel.of(second)
     pairs, names = paired(a, b)
-    found = GraphDifference(nodes=(len(a.calls), len(b.calls)))
+    found = GraphDifference(nodes=(len(a.graph), len(b.graph)))
     found.renamed = {x: y for x, y in names.items() if x != y and x not in a.outputs}
     found.changes += _models(a, b)
     for kind, ours, theirs in (
@@ -120,43 +121,43 @@ def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDiff
         if left.keys() == right.keys() and list(left) != list(right):
             found.changes.append(Change("model", f"{kind}s", "", "changed", f"the order is {list(left)} and {list(right)}"))
     there, here = {d: c for c, d in pairs}, dict(pairs)
-    for call in a.calls:
+    for call in a.graph.nodes:
         if call not in here:
-            found.changes.append(Change("node", call.name, call.operator, "removed", index=call.index))
+            found.changes.append(Change("node", call.name, call.op_type, "removed", index=a.indices[call]))
         else:
             words = _node((a, call), (b, here[call]), names)
-            found.changes += [Change("node", call.name, call.operator, "changed", w, index=call.index) for w in words]
-    found.changes += [Change("node", c.name, c.operator, "added", index=c.index) for c in b.calls if c not in there]
+            found.changes += [Change("node", call.name, call.op_type, "changed", w, index=a.indices[call]) for w in words]
+    found.changes += [Change("node", c.name, c.op_type, "added", index=b.indices[c]) for c in b.graph.nodes if c not in there]
     found.changes += _weights(a, b, names)
     return found
 
 
-def paired(a: Source, b: Source) -> tuple[list[tuple[NodeCall, NodeCall]], dict[str, str]]:
+def paired(a: ComparedModel, b: ComparedModel) -> tuple[list[tuple[Node, Node]], dict[str, str]]:
     """The nodes that both models have, and the names of the values and weights of the first model in the second."""
-    pairs = _pairs(a.calls, b.calls)
-    names = {x: y for c, d in pairs for x, y in zip(c.proto.output, d.proto.output, strict=False) if x and y}
+    pairs = _pairs(a.graph.nodes, b.graph.nodes)
+    names = {x: y for c, d in pairs for x, y in zip(c.output_names, d.output_names, strict=False) if x and y}
     for c, d in pairs:  # weights that have another name
-        for x, y in zip(c.proto.input, d.proto.input, strict=False):
+        for x, y in zip(c.input_names, d.input_names, strict=False):
             if x in a.weights and y in b.weights and x not in b.weights and y not in a.weights:
                 names.setdefault(x, y)
     return pairs, names
 
 
-def _by_name(call: NodeCall) -> str:
-    return str(call.proto.name)
+def _by_name(call: Node) -> str:
+    return str(message_of(call).name)
 
 
-def _by_output(call: NodeCall) -> str:
-    return next(iter(call.outputs), "")
+def _by_output(call: Node) -> str:
+    return next(iter(result_names(call)), "")
 
 
-def _pairs(first: Sequence[NodeCall], second: Sequence[NodeCall]) -> list[tuple[NodeCall, NodeCall]]:
+def _pairs(first: Sequence[Node], second: Sequence[Node]) -> list[tuple[Node, Node]]:
     """Pair nodes by name, then by the name of an output, then by operator in the order of the graph."""
-    pairs: list[tuple[NodeCall, NodeCall]] = []
+    pairs: list[tuple[Node, Node]] = []
     for key in (_by_name, _by_output):
         taken = {c for pair in pairs for c in pair}
         left, right = ([c for c in side if c not in taken and key(c)] for side in (first, second))
-        theirs: dict[str, NodeCall] = {}
+        theirs: dict[str, Node] = {}
         for c in right:
             theirs.setdefault(key(c), c)
         for c in left:
@@ -165,13 +166,13 @@ def _pairs(first: Sequence[NodeCall], second: Sequence[NodeCall]) -> list[tuple[
                 pairs.append((c, partner))
     taken = {c for pair in pairs for c in pair}
     left, right = ([c for c in side if c not in taken] for side in (first, second))
-    mine, other = ([(plain_domain(c.proto.domain), c.operator) for c in side] for side in (left, right))
+    mine, other = ([(c.domain, c.op_type) for c in side] for side in (left, right))
     for i, j, size in SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
         pairs += zip(left[i : i + size], right[j : j + size], strict=True)
     return pairs
 
 
-def _models(first: Source, second: Source) -> Iterator[Change]:
+def _models(first: ComparedModel, second: ComparedModel) -> Iterator[Change]:
     a, b = first.proto, second.proto
     if a.ir_version != b.ir_version:
         yield Change("model", "ir_version", "", "changed", f"{a.ir_version} and {b.ir_version}")
@@ -185,7 +186,7 @@ def _models(first: Source, second: Source) -> Iterator[Change]:
             yield Change("function", name, "", how, "its body or signature differs" if how == "changed" else "")
 
 
-def _function(source: Source, function: FunctionProto) -> bytes:
+def _function(source: ComparedModel, function: FunctionProto) -> bytes:
     """A function as bytes that are equal if only documentation, and attributes equal to their defaults, differ."""
     made = FunctionProto()
     made.CopyFrom(function)
@@ -205,7 +206,7 @@ def _entries(kind: str, left: dict[str, str], right: dict[str, str]) -> Iterator
             yield Change(kind, name, "", "changed", f"{left[name]} and {right[name]}")
 
 
-Place = tuple[Source, NodeCall]
+Place = tuple[ComparedModel, Node]
 """A node of a model."""
 
 
@@ -218,8 +219,8 @@ def attribute_changes(first: Place, second: Place, names: Mapping[str, str]) -> 
         names: the names of values of the first model in the second.
     """
     places = first, second
-    left, right = (source.attributes(call.proto) for source, call in places)
-    given = [{a.name for a in call.proto.attribute} for _, call in places]
+    left, right = (source.attributes(message_of(call)) for source, call in places)
+    given = [set(call.attributes) for _, call in places]
     for name in sorted(left.keys() | right.keys()):
         ours, theirs = left.get(name), right.get(name)
         if (None if ours is None else _renamed(ours, names)) == theirs:
@@ -235,23 +236,23 @@ def _usual(place: Place, name: str) -> bool:
     """Whether an attribute of a node has the value that it has if it is not set."""
     source, call = place
     bare = NodeProto()
-    bare.CopyFrom(call.proto)
+    bare.CopyFrom(message_of(call))
     del bare.attribute[:]
     default = source.attributes(bare).get(name)
-    return default is not None and source.attributes(call.proto).get(name) == default
+    return default is not None and source.attributes(message_of(call)).get(name) == default
 
 
 def _node(first: Place, second: Place, names: dict[str, str]) -> Iterator[str]:
     a, b = first[1], second[1]
-    ours, theirs = ((plain_domain(c.proto.domain), c.operator) for c in (a, b))
+    ours, theirs = ((c.domain, c.op_type) for c in (a, b))
     if ours != theirs:
         yield f"the operator is {'.'.join(filter(None, ours))} and {'.'.join(filter(None, theirs))}"
     yield from attribute_changes(first, second, names)
-    expected = [names.get(n, n) for n in a.proto.input]
-    if expected != list(b.proto.input):
-        yield f"the inputs are {list(a.proto.input)} and {list(b.proto.input)}"
-    if len(a.proto.output) != len(b.proto.output):
-        yield f"it has {len(a.proto.output)} and {len(b.proto.output)} outputs"
+    expected = [names.get(n, n) for n in a.input_names]
+    if expected != list(b.input_names):
+        yield f"the inputs are {list(a.input_names)} and {list(b.input_names)}"
+    if len(a.outputs) != len(b.outputs):
+        yield f"it has {len(a.outputs)} and {len(b.outputs)} outputs"
 
 
 def _renamed(attribute: AttributeProto, names: Mapping[str, str]) -> AttributeProto:
@@ -293,7 +294,7 @@ def shown(attribute: AttributeProto | None) -> str:
     return repr(helper.get_attribute_value(attribute))
 
 
-def _weights(a: Source, b: Source, names: dict[str, str]) -> Iterator[Change]:
+def _weights(a: ComparedModel, b: ComparedModel, names: dict[str, str]) -> Iterator[Change]:
     partners = {n: names.get(n, n) for n in a.weights}
     for name, partner in partners.items():
         if partner not in b.weights:

@@ -14,7 +14,7 @@ from ..inspection.table import Call, Table
 from ..proto.load import ModelSource
 from ..proto.values import Value
 from .diff import Change, GraphDifference, diff, paired
-from .submodel import Source
+from .model import ComparedModel
 
 _FIRST = "first model"
 
@@ -33,11 +33,11 @@ def diff_page(first: ModelSource, second: ModelSource, found: GraphDifference | 
     Raises:
         InvalidModel: a model breaks a rule of ONNX.
     """
-    a, b = Source.of(first), Source.of(second)
+    a, b = ComparedModel.of(first), ComparedModel.of(second)
     found = diff(a, b) if found is None else found
     pairs, names = paired(a, b)
     before, after = inspect(first), inspect(second)
-    merged = _Merged(before, after, {c.index: d.index for c, d in pairs}, names, found)
+    merged = _Merged(before, after, {a.indices[c]: b.indices[d] for c, d in pairs}, names, found)
     details = after.details() | {
         "file": f"{before.details()['file']} and {after.details()['file']}",
         "changes": [c.to_dict() | {"at": merged.place(c)} for c in found.changes],

@@ -11,19 +11,20 @@ from pathlib import Path
 from onnx import ModelProto, ValueInfoProto
 
 from ..errors import InvalidInput, did_you_mean
+from ..ir.graph import Node
 from ..proto.load import ModelSource
 from ..proto.save import save
-from .submodel import NodeCall, Source
+from .model import ComparedModel, inner_names, nodes_for, outer_names
 
 
-def extract(model: ModelSource | Source, inputs: Sequence[str], outputs: Sequence[str], path: str | Path) -> ModelProto:
+def extract(model: ModelSource | ComparedModel, inputs: Sequence[str], outputs: Sequence[str], path: str | Path) -> ModelProto:
     """Write the nodes that compute some values from others as a model.
 
     Weights, opsets, functions, metadata and the names of values remain; external data are copied to one file next to the
     new one.  Values whose types are known declare them.
 
     Args:
-        model: a path (then long weights stay in the file until they are copied), a ModelProto, bytes, or a Source.
+        model: a path (then long weights stay in the file until they are copied), a ModelProto, bytes, or a ComparedModel.
         inputs: names of values, which may be weights; if empty, the inputs of the model that the outputs need.
         outputs: names of values that nodes produce; if empty, the outputs of the model.
         path: the file to write.
@@ -36,11 +37,10 @@ def extract(model: ModelSource | Source, inputs: Sequence[str], outputs: Sequenc
             model (SX368).
         InvalidModel: the model breaks a rule of ONNX.
     """
-    source = Source.of(model)
+    source = ComparedModel.of(model)
     calls = _between(source, inputs, outputs)
-    ends = list(outputs) or [n for n in source.outputs if n in source.makers]
-    made = {n for c in calls for n in c.outputs}
-    read = dict.fromkeys(n for c in calls for n in c.uses if n not in made)
+    ends = list(outputs) or source.results
+    read = outer_names(calls)
     needed = [v.name for v in source.inputs if v.name in read and v.name not in inputs]
     if inputs and needed:
         raise InvalidInput(
@@ -55,14 +55,14 @@ def extract(model: ModelSource | Source, inputs: Sequence[str], outputs: Sequenc
         rest = [v for v in kind if v.name not in wanted]
         del kind[:]
         kind.extend([_typed(source, declared[n]) for n in wanted] + rest)
-    kept = made - set(ends)
+    kept = set(inner_names(calls)) - set(ends)
     part.graph.value_info.extend(v for v in source.proto.graph.value_info if v.name in kept)
     part.metadata_props.extend(source.proto.metadata_props)
     save(part, Path(path), folder=source.folder)
     return part
 
 
-def _typed(source: Source, value: ValueInfoProto) -> ValueInfoProto:
+def _typed(source: ComparedModel, value: ValueInfoProto) -> ValueInfoProto:
     known = source.types.get(value.name)
     if known is not None:
         value.type.CopyFrom(known)
@@ -72,11 +72,12 @@ def _typed(source: Source, value: ValueInfoProto) -> ValueInfoProto:
     return value
 
 
-def _between(source: Source, inputs: Sequence[str], outputs: Sequence[str]) -> list[NodeCall]:
+def _between(source: ComparedModel, inputs: Sequence[str], outputs: Sequence[str]) -> list[Node]:
     """The nodes that the outputs need, back to the inputs; raises InvalidInput."""
     declared = {v.name for v in (*source.inputs, *source.optional_inputs)}
-    values = declared | source.weights.keys() | source.makers.keys()
-    for what, names, known in (("input", inputs, values), ("output", outputs, source.makers.keys())):
+    computed = dict.fromkeys(inner_names(source.graph.nodes))
+    values = declared | source.weights.keys() | computed.keys()
+    for what, names, known in (("input", inputs, values), ("output", outputs, computed.keys())):
         for name in names:
             if name not in known:
                 reason = "is an input or a weight of the model" if name in values else "is not a value of the model"
@@ -87,19 +88,16 @@ def _between(source: Source, inputs: Sequence[str], outputs: Sequence[str]) -> l
     both = set(inputs) & set(outputs)
     if both:
         raise InvalidInput(f"{min(both)!r} is both an input and an output of the part", code="SX368")
-    needed, calls = set(outputs or source.outputs), list[NodeCall]()
-    for call in reversed(source.calls):
-        if (needed - set(inputs)) & set(call.outputs):
-            needed.update(call.uses)
-            calls.insert(0, call)
-    unused = [n for n in inputs if not any(n in c.uses for c in calls)]
+    calls = nodes_for(outputs or source.outputs, source.graph.nodes, inputs)
+    read = {v.name for node in calls for v in node.reads}
+    unused = [n for n in inputs if n not in read]
     if unused:
         raise InvalidInput(
             f"the outputs do not depend on the input {unused[0]!r} of the part",
             code="SX368",
             hint="remove it, or request an output that depends on it",
         )
-    remade = next((n for c in calls for n in c.outputs if n in inputs), None)
+    remade = next((n for n in inner_names(calls) if n in inputs), None)
     if remade is not None:
         raise InvalidInput(
             f"the node of the input {remade!r} is needed for its other outputs; list those among the inputs too", code="SX368"

@@ -18,9 +18,10 @@ import numpy as np
 from ..comparison.difference import as_float, bytes_of, same_kind
 from ..engines.local import Engine, FailedRun, Ours
 from ..errors import InvalidInput, SonnxError
+from ..ir.graph import Node
 from .alignment import ValuePair
+from .model import ComparedModel, inner_names, outer_names, read_names, result_names
 from .spill import SpillStore
-from .submodel import NodeCall, Source
 
 Values = dict[str, Any]
 
@@ -40,7 +41,7 @@ class Visit:
         their_inputs: the values that the other side read, without weights.
     """
 
-    call: NodeCall
+    call: Node
     mine: Values | FailedRun
     theirs: Values | FailedRun
     my_inputs: Values
@@ -49,15 +50,14 @@ class Visit:
 
 def attempt(
     engine: Engine,
-    source: Source,
-    calls: Sequence[NodeCall],
+    source: ComparedModel,
+    calls: Sequence[Node],
     values: Values,
     outputs: Sequence[str],
     known: Values | None = None,
 ) -> Values | FailedRun:
     """Run these calls as one model on an engine, with inputs from `values`; `known` are values with the types of the outputs."""
-    made = {n for call in calls for n in call.outputs}
-    feeds = {n: values[n] for call in calls for n in call.uses if n not in made and n in values}
+    feeds = {n: values[n] for n in outer_names(calls) if n in values}
     try:
         part = source.part(calls, feeds, outputs, known if engine.typed else None)
         if engine.typed:
@@ -67,7 +67,7 @@ def attempt(
         return FailedRun.of(engine, error)
 
 
-def refusal(source: Source, inputs: Values, engine: Engine | None = None) -> str:
+def refusal(source: ComparedModel, inputs: Values, engine: Engine | None = None) -> str:
     """Run a model, to learn whether it takes inputs.
 
     Args:
@@ -78,26 +78,26 @@ def refusal(source: Source, inputs: Values, engine: Engine | None = None) -> str
     Returns:
         Why the model cannot run with these inputs, or that all its outputs are empty; "" if neither is so.
     """
-    outputs = [n for n in source.outputs if n in source.makers]
-    ours = attempt(Ours(), source, source.calls, inputs, outputs) if engine is not None and engine.typed else None
+    outputs = source.results
+    ours = attempt(Ours(), source, source.graph.nodes, inputs, outputs) if engine is not None and engine.typed else None
     types = ours if isinstance(ours, dict) else None
-    found = attempt(engine or Ours(), source, source.calls, inputs, outputs, types) if outputs else {}
+    found = attempt(engine or Ours(), source, source.graph.nodes, inputs, outputs, types) if outputs else {}
     if isinstance(found, FailedRun):
         return str(found)
     return "all outputs are empty" if found and all(isinstance(v, np.ndarray) and not v.size for v in found.values()) else ""
 
 
-def _missing(source: Source, call: NodeCall, values: Values, engine: Engine) -> FailedRun | None:
-    names = [n for n in call.uses if n not in values and n not in source.weights]
+def _missing(source: ComparedModel, call: Node, values: Values, engine: Engine) -> FailedRun | None:
+    names = [n for n in read_names(call) if n not in values and n not in source.weights]
     return FailedRun(engine.name, "not reached", f"no value of {', '.join(map(repr, names))}") if names else None
 
 
-def _read(call: NodeCall, values: Values) -> Values:
+def _read(call: Node, values: Values) -> Values:
     """The values that a call reads, without weights."""
-    return {n: values[n] for n in call.uses if n in values}
+    return {n: values[n] for n in read_names(call) if n in values}
 
 
-def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> Iterator[Visit]:
+def walk(source: ComparedModel, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> Iterator[Visit]:
     """Visit every call of the model on both engines.
 
     Args:
@@ -111,8 +111,8 @@ def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, bu
 
 
 def run_calls(
-    source: Source, engine: Engine, calls: Sequence[NodeCall], inputs: Values, budget: int
-) -> Iterator[tuple[NodeCall, Values]]:
+    source: ComparedModel, engine: Engine, calls: Sequence[Node], inputs: Values, budget: int
+) -> Iterator[tuple[Node, Values]]:
     """Run calls in chunks as small models, and yield each call with its outputs; calls that fail or lack inputs are left out.
 
     Args:
@@ -123,16 +123,16 @@ def run_calls(
         budget: the maximum bytes of the results of a chunk, which is estimated by the chunk before it.
     """
     values, left, length = dict(inputs), list(calls), 32
-    last = {n: i for i, call in enumerate(calls) for n in call.uses}
+    last = {n: i for i, call in enumerate(calls) for n in read_names(call)}
     at = 0
     while at < len(left):
-        chunk: list[NodeCall] = []
+        chunk: list[Node] = []
         made = set[str]()
         for call in left[at : at + length]:
-            if all(n in made or n in values or n in source.weights for n in call.uses):
+            if all(n in made or n in values or n in source.weights for n in read_names(call)):
                 chunk.append(call)
-                made.update(call.outputs)
-        outputs = [n for call in chunk for n in call.outputs]
+                made.update(result_names(call))
+        outputs = inner_names(chunk)
         found = attempt(engine, source, chunk, values, outputs) if chunk else {}
         if isinstance(found, FailedRun):
             if len(chunk) > 1:
@@ -140,7 +140,7 @@ def run_calls(
                 continue
             chunk, found = [], {}
         for call in chunk:
-            yield call, {n: found[n] for n in call.outputs}
+            yield call, {n: found[n] for n in result_names(call)}
         end = min(at + length, len(left))
         kept = {n for n in (*values, *found) if last.get(n, -1) >= end}
         values = {n: v for n, v in (values | found).items() if n in kept}
@@ -152,61 +152,60 @@ def run_calls(
 class _Walk:
     """A walk through one model: the values of both sides, and the calls that the other side has not computed yet."""
 
-    def __init__(self, source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> None:
+    def __init__(self, source: ComparedModel, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> None:
         self.source, self.mine, self.theirs = source, mine, theirs
         self.my_values, self.their_values = dict(inputs), dict(inputs)
         self.share = budget // COPIES
 
     def visits(self) -> Iterator[Visit]:
-        waiting: list[tuple[int, NodeCall, Values | FailedRun]] = []
+        waiting: list[tuple[Node, Values | FailedRun]] = []
         held = 0
-        for i, call in enumerate(self.source.calls):
+        for call in self.source.graph.nodes:
             failure = _missing(self.source, call, self.my_values, self.mine)
-            mine = failure or attempt(self.mine, self.source, [call], self.my_values, call.outputs)
-            waiting.append((i, call, mine))
+            mine = failure or attempt(self.mine, self.source, [call], self.my_values, result_names(call))
+            waiting.append((call, mine))
             if isinstance(mine, dict):
                 self.my_values |= mine
                 held += sum(map(bytes_of, mine.values())) + self.source.weight_bytes(call)
-            last = i == len(self.source.calls) - 1
+            last = call is self.source.graph.nodes[-1]
             if last or held > self.share or isinstance(mine, FailedRun) or self.source.draws(call):
                 yield from self._flush(waiting)
                 waiting, held = [], 0
 
-    def _flush(self, waiting: list[tuple[int, NodeCall, Values | FailedRun]]) -> Iterator[Visit]:
-        theirs: dict[int, Values | FailedRun] = {}
+    def _flush(self, waiting: list[tuple[Node, Values | FailedRun]]) -> Iterator[Visit]:
+        theirs: dict[Node, Values | FailedRun] = {}
         if self.theirs is None:
-            theirs = {i: mine for i, _, mine in waiting}
+            theirs = dict(waiting)
         else:
             self._theirs(self.theirs, waiting, theirs)
-        for i, call, mine in waiting:
-            other = theirs.pop(i)
+        for call, mine in waiting:
+            other = theirs.pop(call)
             if isinstance(other, dict) and (isinstance(mine, FailedRun) or self.source.draws(call)):
                 self.my_values |= other
             yield Visit(call, mine, other, _read(call, self.my_values), _read(call, self.their_values))
-            for name in self.source.dies.get(i, ()):
+            for name in self.source.dies.get(call, ()):
                 self.my_values.pop(name, None)
                 self.their_values.pop(name, None)
         waiting.clear()
 
     def _theirs(
-        self, engine: Engine, waiting: Sequence[tuple[int, NodeCall, Values | FailedRun]], found: dict[int, Values | FailedRun]
+        self, engine: Engine, waiting: Sequence[tuple[Node, Values | FailedRun]], found: dict[Node, Values | FailedRun]
     ) -> None:
-        """Compute the other side's outputs of these calls, by index; halves a chunk that fails."""
-        first, call, mine = waiting[0]
+        """Compute the other side's outputs of these calls; halves a chunk that fails."""
+        call, mine = waiting[0]
         values = self.their_values
         if len(waiting) == 1:
             failure = _missing(self.source, call, values, engine)
-            outcome = failure or attempt(engine, self.source, [call], values, call.outputs, self.my_values)
-            found[first] = outcome
+            outcome = failure or attempt(engine, self.source, [call], values, result_names(call), self.my_values)
+            found[call] = outcome
             values |= outcome if isinstance(outcome, dict) else mine if isinstance(mine, dict) else {}
             return
-        calls = [c for _, c, _ in waiting]
-        made = {n for c in calls for n in c.outputs}
-        if all(n in made or n in values or n in self.source.weights for c in calls for n in c.uses):
-            outcome = attempt(engine, self.source, calls, values, [n for c in calls for n in c.outputs], self.my_values)
+        calls = [c for c, _ in waiting]
+        if all(n in values or n in self.source.weights for n in outer_names(calls)):
+            outcome = attempt(engine, self.source, calls, values, inner_names(calls), self.my_values)
             if isinstance(outcome, dict):
-                for i, c, _ in waiting:
-                    found[i] = {n: outcome[n] for n in c.outputs}
+                for c in calls:
+                    found[c] = {n: outcome[n] for n in result_names(c)}
                 values |= outcome
                 return
         half = len(waiting) // 2
@@ -218,8 +217,9 @@ class _Walk:
 
 
 def walk_models(
-    source: Source, other: Source, mine: Engine, theirs: Engine, inputs: Values, pairs: Mapping[str, ValuePair], budget: int
-) -> Iterator[Visit]:
+    source: ComparedModel, other: ComparedModel, mine: Engine, theirs: Engine, inputs: Values, pairs: Mapping[str, ValuePair],
+    budget: int,
+) -> Iterator[Visit]:  # fmt: skip
     """Visit every call of `source`, with the values of `other`.
 
     Values of `other` that are not needed yet are stored: in memory up to `budget` bytes, then on disk.
@@ -233,20 +233,20 @@ def walk_models(
         pairs: the values of `source` that have a partner in `other`.
         budget: the maximum bytes of stored values in memory.
     """
-    wanted = Counter(there.other for here, there in pairs.items() if here in source.makers)
+    wanted = Counter(there.other for here, there in pairs.items() if source.producer(here))
     with SpillStore(budget) as store:
         fed = fed_to(other, inputs, {n: pair.other for n, pair in pairs.items()})
         check_fed(other, fed)
         partner = _Partner(other, theirs, fed, wanted, store)
         my_values = dict(inputs)
         their_values = dict(inputs)
-        for i, call in enumerate(source.calls):
-            result = _missing(source, call, my_values, mine) or attempt(mine, source, [call], my_values, call.outputs)
+        for call in source.graph.nodes:
+            result = _missing(source, call, my_values, mine) or attempt(mine, source, [call], my_values, result_names(call))
             if isinstance(result, dict):
                 my_values |= result
             found: Values = {}
             failure: FailedRun | None = None
-            for name in call.outputs:
+            for name in result_names(call):
                 value = partner.take(pairs[name]) if name in pairs else None
                 if isinstance(value, FailedRun):
                     failure = value
@@ -259,7 +259,7 @@ def walk_models(
                 my_values |= {n: as_float(v, getattr(result.get(n), "dtype", None)) for n, v in found.items()}
             absent = FailedRun(theirs.name, "absent", "the other model has no value of these names, or one of another kind")
             yield Visit(call, result, found or failure or absent, _read(call, my_values), _read(call, their_values))
-            for name in source.dies.get(i, ()):
+            for name in source.dies.get(call, ()):
                 my_values.pop(name, None)
                 their_values.pop(name, None)
 
@@ -270,17 +270,16 @@ def _of_kind(result: Values | FailedRun, name: str, value: Any) -> bool:
     return not isinstance(mine, np.ndarray) or not isinstance(value, np.ndarray) or same_kind(mine.dtype, value.dtype)
 
 
-def fed_to(other: Source, values: Values, names: Mapping[str, str]) -> Values:
+def fed_to(other: ComparedModel, values: Values, names: Mapping[str, str]) -> Values:
     """The inputs by their names in the other model, floats in the dtypes that it declares."""
     declared = {v.name: v.dtype for v in (*other.inputs, *other.optional_inputs)}
     renamed = {names.get(n, n): v for n, v in values.items()}
     return {n: as_float(v, declared.get(n)) for n, v in renamed.items()}
 
 
-def paired(source: Source, other: Source, names: Mapping[str, str]) -> dict[str, str]:
+def paired(source: ComparedModel, other: ComparedModel, names: Mapping[str, str]) -> dict[str, str]:
     """The names of `source` and the paired names of `other`; raises InvalidInput for unknown names."""
-    here = {v.name for v in (*source.inputs, *source.optional_inputs)} | source.makers.keys() | source.weights.keys()
-    there = {v.name for v in (*other.inputs, *other.optional_inputs)} | other.makers.keys() | other.weights.keys()
+    here, there = source.values.keys(), other.values.keys()
     for a, b in names.items():
         if a not in here or b not in there:
             side, name = ("MODEL", a) if a not in here else ("the other model", b)
@@ -296,7 +295,7 @@ def paired(source: Source, other: Source, names: Mapping[str, str]) -> dict[str,
     return pairs
 
 
-def check_fed(other: Source, values: Values) -> None:
+def check_fed(other: ComparedModel, values: Values) -> None:
     """Check that the other model has all of its inputs, by name; raises InvalidInput."""
     missing = [v.name for v in other.inputs if v.name not in values]
     if missing:
@@ -310,7 +309,7 @@ def check_fed(other: Source, values: Values) -> None:
 class _Partner:
     """The other model, which runs only as far as its values are requested."""
 
-    def __init__(self, source: Source, engine: Engine, values: Values, wanted: Counter[str], store: SpillStore) -> None:
+    def __init__(self, source: ComparedModel, engine: Engine, values: Values, wanted: Counter[str], store: SpillStore) -> None:
         self.source, self.engine, self.values, self.inputs = source, engine, dict(values), values
         self.wanted, self.store = wanted, store
         self.failures: dict[str, FailedRun] = {}
@@ -322,7 +321,7 @@ class _Partner:
         return value if pair.layout is None or isinstance(value, FailedRun) else pair.layout.apply(value)
 
     def _value(self, name: str) -> Any:
-        if name not in self.source.makers:
+        if self.source.producer(name) is None:
             return self.source.weight(name) if name in self.source.weights else self.inputs[name]
         while name not in self.store and name not in self.failures:
             self._step()
@@ -332,16 +331,16 @@ class _Partner:
         return self.store.get(name) if self.wanted[name] > 0 else self.store.take(name)
 
     def _step(self) -> None:
-        i, call = self.next, self.source.calls[self.next]
+        call = self.source.graph.nodes[self.next]
         self.next += 1
         failure = _missing(self.source, call, self.values, self.engine)
-        result = failure or attempt(self.engine, self.source, [call], self.values, call.outputs)
+        result = failure or attempt(self.engine, self.source, [call], self.values, result_names(call))
         if isinstance(result, FailedRun):
-            self.failures |= dict.fromkeys(call.outputs, result)
+            self.failures |= dict.fromkeys(result_names(call), result)
         else:
             self.values |= result
-            for name in call.outputs:
+            for name in result_names(call):
                 if self.wanted[name] > 0:
                     self.store.put(name, result[name])
-        for name in self.source.dies.get(i, ()):
+        for name in self.source.dies.get(call, ()):
             self.values.pop(name, None)

@@ -8,13 +8,14 @@ from typing import Any
 from ..comparison.difference import Tolerance
 from ..engines.local import Ours
 from ..errors import SonnxError
+from ..ir.graph import Node
 from .align import DRAWS, Aligner, ModelSide, Side
 from .alignment import Alignment, Gap, ValuePair
 from .constants import confirmed, used
 from .lockstep import Values, check_fed, fed_to, refusal
+from .model import ComparedModel, inner_names, read_names, result_names
 from .repair import Repair
 from .sketch import further
-from .submodel import NodeCall, Source
 from .torch_module import TorchSide
 
 _SEEDS = 6
@@ -26,18 +27,19 @@ def named(names: Mapping[str, str]) -> dict[str, ValuePair]:
     return {a: ValuePair(b, how="name" if a == b else "position") for a, b in names.items()}
 
 
-def needed(source: Source, other: Source, names: Mapping[str, str]) -> bool:
+def needed(source: ComparedModel, other: ComparedModel, names: Mapping[str, str]) -> bool:
     """Whether some value has no partner by name, or one that another operator computes."""
-    for name, call in source.makers.items():
-        maker = other.makers.get(names.get(name, ""))
-        if maker is None or (maker.operator != call.operator and name not in source.outputs):
-            return True
+    for node in source.graph.nodes:
+        for name in result_names(node):
+            maker = other.producer(names.get(name, ""))
+            if maker is None or (maker.op_type != node.op_type and name not in source.outputs):
+                return True
     return False
 
 
 def align_models(
-    source: Source, other: Source, names: Mapping[str, str], given: Mapping[str, str], inputs: Values, tolerance: Tolerance,
-    budget: int,
+    source: ComparedModel, other: ComparedModel, names: Mapping[str, str], given: Mapping[str, str], inputs: Values,
+    tolerance: Tolerance, budget: int,
 ) -> Alignment:  # fmt: skip
     """Align two models by the values that they compute.
 
@@ -57,7 +59,7 @@ def align_models(
     return aligned(mine, theirs, names, given, tolerance, len(draws), budget)
 
 
-def align_module(source: Source, side: TorchSide, inputs: Values, tolerance: Tolerance, budget: int) -> Alignment:
+def align_module(source: ComparedModel, side: TorchSide, inputs: Values, tolerance: Tolerance, budget: int) -> Alignment:
     """Align a model with a PyTorch module.
 
     Args:
@@ -78,7 +80,7 @@ def align_module(source: Source, side: TorchSide, inputs: Values, tolerance: Tol
 
     draws = drawn(source, inputs, lambda values: not refusal(source, values) and runs(values))
     names = dict(zip(source.outputs, side.outputs, strict=False)) if len(source.outputs) == len(side.outputs) else {}
-    names = {a: b for a, b in names.items() if b in side.made and a in source.makers}
+    names = {a: b for a, b in names.items() if b in side.made and source.producer(a)}
     found = aligned(ModelSide(source, Ours(), draws, budget // 4), side, names, {}, tolerance, len(draws), budget)
     found.unit = "values"
     return found
@@ -97,7 +99,7 @@ def aligned(
         return _result(aligner, repair, draws)
 
 
-def drawn(source: Source, inputs: Values, runs: Any) -> list[Values]:
+def drawn(source: ComparedModel, inputs: Values, runs: Any) -> list[Values]:
     """The inputs, and further ones of the same shapes on which the sides run."""
     draws = [inputs]
     for seed in range(1, _SEEDS):
@@ -118,18 +120,18 @@ def _keep_names(aligner: Aligner, repair: Repair) -> None:
         for name in made.uses:
             readers.setdefault(name, []).append(b)
     for call in repair.region():
-        read = {pairs[n].other for n in call.uses if n in pairs}
-        for a in call.outputs:
+        read = {pairs[n].other for n in read_names(call) if n in pairs}
+        for a in result_names(call):
             b = aligner.names.get(a, "")
             other = theirs.get(b)
             if a in pairs or a not in aligner.mine.made:
                 continue
             if b and other and not aligner.same_kind(a, b):
                 continue
-            if b and other and b not in taken and (other.operator == call.operator or (read and read <= set(other.uses))):
+            if b and other and b not in taken and (other.operator == call.op_type or (read and read <= set(other.uses))):
                 pairs[a] = ValuePair(b, how="name")
             elif read:
-                near = {r for n in read for r in readers.get(n, ()) if r not in taken and theirs[r].operator == call.operator}
+                near = {r for n in read for r in readers.get(n, ()) if r not in taken and theirs[r].operator == call.op_type}
                 near = {
                     r for r in near
                     if aligner.left.sizes.get(a) != aligner.right.sizes.get(r) and aligner.same_kind(a, r)
@@ -143,10 +145,10 @@ def _keep_names(aligner: Aligner, repair: Repair) -> None:
 def _result(aligner: Aligner, repair: Repair, draws: int) -> Alignment:
     """The pairs, how much they are of both sides, and what is between them."""
     source, still = repair.source, aligner.left.still
-    pairs = {n: ValuePair(b, how="name" if n == b else "position") for n, b in aligner.names.items() if n not in source.makers}
+    pairs = named({n: b for n, b in aligner.names.items() if source.producer(n) is None})
     pairs |= aligner.pairs
-    moving = [c for c in source.calls if not all(n in still for n in c.outputs)]
-    alone = [c for c in moving if not any(n in aligner.pairs for n in c.outputs)]
+    moving = [c for c in source.graph.nodes if not all(n in still for n in result_names(c))]
+    alone = [c for c in moving if not any(n in aligner.pairs for n in result_names(c))]
     there = aligner.right.still
     places = {m.at for n, m in aligner.theirs.made.items() if n not in there}
     covered = {p.other for p in aligner.pairs.values()} | {b for bs in aligner.verified.values() for b in bs}
@@ -164,39 +166,34 @@ def _result(aligner: Aligner, repair: Repair, draws: int) -> Alignment:
     )  # fmt: skip
 
 
-def gaps(source: Source, alone: Sequence[NodeCall], pairs: Mapping[str, ValuePair]) -> list[Gap]:
+def gaps(source: ComparedModel, alone: Sequence[Node], pairs: Mapping[str, ValuePair]) -> list[Gap]:
     """The connected parts of nodes without a partner, and the matched values around them."""
-    calls = {c.index: c for c in alone}
-    readers: dict[str, list[NodeCall]] = {}
-    for call in source.calls:
-        for name in call.uses:
-            readers.setdefault(name, []).append(call)
-    order = {n: i for i, n in enumerate(n for c in source.calls for n in c.outputs)}
-    found, seen = [], set[int]()
+    inside = set(alone)
+    order = {n: i for i, n in enumerate(inner_names(source.graph.nodes))}
+    found, seen = [], set[Node]()
     for first in alone:
-        if first.index in seen:
+        if first in seen:
             continue
-        part, waiting = set[int](), [first]
+        part, waiting = set[Node](), [first]
         before, after = dict[str, None](), dict[str, None]()
         while waiting:
-            call = waiting.pop()
-            if call.index in part:
+            node = waiting.pop()
+            if node in part:
                 continue
-            part.add(call.index)
-            for name in call.uses:
-                maker = source.makers.get(name)
-                if maker is not None and maker.index in calls:
-                    waiting.append(maker)
-                elif name in pairs and name not in source.weights:
-                    before[name] = None
-            for name in call.outputs:
-                after |= {name: None} if name in source.outputs else {}
-                for reader in readers.get(name, ()):
-                    if reader.index in calls:
+            part.add(node)
+            for read in node.reads:
+                if read.producer in inside:
+                    waiting.append(read.producer)
+                elif read.name in pairs and read.name not in source.weights:
+                    before[read.name] = None
+            for value in node.results:
+                after |= {value.name: None} if value.name in source.outputs else {}
+                for reader in value.users:
+                    if reader in inside:
                         waiting.append(reader)
                     else:
-                        after |= dict.fromkeys(n for n in reader.outputs if n in pairs)
+                        after |= dict.fromkeys(n for n in result_names(reader) if n in pairs)
         seen |= part
         start, end = (tuple(sorted(names, key=lambda n: order.get(n, -1))) for names in (before, after))
-        found.append(Gap(start, end, tuple(calls[i].name for i in sorted(part))))
+        found.append(Gap(start, end, tuple(n.name for n in sorted(part, key=source.indices.__getitem__))))
     return found

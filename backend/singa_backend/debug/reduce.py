@@ -24,15 +24,16 @@ from ..comparison.difference import Tolerance, difference
 from ..engines.command import EngineCommand
 from ..engines.local import Engine, FailedRun, Ours, Planned
 from ..errors import InvalidInput, SonnxError
+from ..ir.graph import Node
 from ..limits import check_number
 from ..proto import test_data
 from ..proto.checker import check_model, infer_shapes
 from ..proto.load import ModelSource
 from . import repro
 from .lockstep import Values, walk
+from .model import ComparedModel, inner_names, outer_names
 from .setting import BUDGET, DEFINITION, trusted
 from .spill import SpillStore
-from .submodel import NodeCall, Source
 
 
 class Predicate(AbstractContextManager["Predicate"], ABC):
@@ -172,7 +173,7 @@ class differs(Predicate):
             whole = _source(model, folder)
             mine = self.engine.run(model, folder, inputs)
             if self.trusted.typed:
-                model = whole.part(whole.calls, inputs, whole.outputs, mine)
+                model = whole.part(whole.graph.nodes, inputs, whole.outputs, mine)
             theirs = self.trusted.run(model, folder, inputs)
         except SonnxError:
             return None
@@ -220,7 +221,7 @@ class command(Predicate):
         with tempfile.TemporaryDirectory(prefix="sonnx-") as name:
             path = Path(name)
             whole = _source(model, folder)
-            repro.write(path, whole, whole.calls, inputs, whole.outputs, {})
+            repro.write(path, whole, whole.graph.nodes, inputs, whole.outputs, {})
             line = self.text.replace("{model}", str(path / "model.onnx")).replace("{data}", str(path / "test_data_set_0"))
             try:
                 done = subprocess.run(
@@ -271,7 +272,7 @@ class Reduction:
 
 
 def reduce(
-    model: ModelSource | Source,
+    model: ModelSource | ComparedModel,
     inputs: Any,
     predicate: Predicate,
     *,
@@ -283,7 +284,7 @@ def reduce(
     """Find a small part of a model that still fails, and write it with its inputs.
 
     Args:
-        model: a path, a ModelProto, bytes, or a Source.
+        model: a path, a ModelProto, bytes, or a ComparedModel.
         inputs: as for `SingaRep.run`.
         predicate: the failure: `raises(code)`, `differs(engine)` or `command(text)`.
         to: the folder to write; by default the model's name and "-reduced".
@@ -308,7 +309,7 @@ def reduce(
         raise InvalidInput(f"predicate must be a Predicate, such as differs(...), got a {type(predicate).__name__}", code="SX309")
     if to is not None:
         test_data.check_folder(Path(to))
-    source = Source.of(model)
+    source = ComparedModel.of(model)
     with predicate, SpillStore(budget) as store:
         fed = source.feeds(inputs)
         search = _Search(source, predicate, store, fed, tries, progress)
@@ -317,16 +318,16 @@ def reduce(
         folder = repro.folder_for(to, source, "reduced")
         small = repro.write(folder, found.source, found.calls, found.inputs, found.outputs, found.results)
     shapes = {n: list(v.shape) for n, v in found.inputs.items() if isinstance(v, np.ndarray)}
-    nodes, outputs = (len(source.calls), len(small.graph.node)), (len(source.outputs), len(found.outputs))
-    return Reduction(folder, str(predicate), nodes, outputs, [c.operator for c in found.calls], shapes, search.tried)
+    nodes, outputs = (len(source.graph), len(small.graph.node)), (len(source.outputs), len(found.outputs))
+    return Reduction(folder, str(predicate), nodes, outputs, [c.op_type for c in found.calls], shapes, search.tried)
 
 
 @dataclass
 class _Candidate:
     """A part of the model that fails: its calls, inputs, outputs and expected results."""
 
-    source: Source
-    calls: tuple[NodeCall, ...]
+    source: ComparedModel
+    calls: tuple[Node, ...]
     inputs: Values
     outputs: tuple[str, ...]
     results: Values
@@ -335,11 +336,13 @@ class _Candidate:
 class _Search:
     """The search for a smaller model that fails: the values of the whole model, and the candidates that were tried."""
 
-    def __init__(self, source: Source, predicate: Predicate, store: SpillStore, fed: Values, tries: int, progress: Any) -> None:
+    def __init__(
+        self, source: ComparedModel, predicate: Predicate, store: SpillStore, fed: Values, tries: int, progress: Any
+    ) -> None:
         self.source, self.predicate, self.store, self.fed = source, predicate, store, fed
         self.tries, self.tried, self.progress = tries, 0, progress
-        self.known: dict[tuple[int, ...], _Candidate | None] = {}
-        whole = source.part(source.calls, fed, [n for n in source.outputs if n in source.makers])
+        self.known: dict[tuple[Node, ...], _Candidate | None] = {}
+        whole = source.part(source.graph.nodes, fed, source.results)
         self.inferred = predicate.inferred and _legal(whole, True)
         self.legal = self.inferred or _legal(whole, False)
 
@@ -354,8 +357,8 @@ class _Search:
                     self.store.put(name, value)
 
     def search(self) -> _Candidate:
-        calls = self.source.calls
-        found = self._try(calls, tuple(n for n in self.source.outputs if n in self.source.makers))
+        calls = self.source.graph.nodes
+        found = self._try(calls, tuple(n for n in self.source.outputs if self.source.producer(n)))
         if found is None:
             raise InvalidInput(
                 f"there is nothing to reduce: the whole model does not fail ({self.predicate})",
@@ -407,26 +410,23 @@ class _Search:
             found = smaller or found
         return found
 
-    def _try(self, calls: Sequence[NodeCall], outputs: tuple[str, ...] | None = None) -> _Candidate | None:
+    def _try(self, calls: Sequence[Node], outputs: tuple[str, ...] | None = None) -> _Candidate | None:
         """The model of these nodes, if it is valid and fails.  outputs: by default the values that none of them reads."""
         calls = tuple(calls)
-        key = tuple(c.index for c in calls)
-        if outputs is None and key in self.known:
-            return self.known[key]
-        made = {n for c in calls for n in c.outputs}
-        needed = {n for c in calls for n in c.uses if n not in made}
-        outer = [n for n in needed if n in self.store or n not in self.source.weights]
+        if outputs is None and calls in self.known:
+            return self.known[calls]
+        outer = [n for n in outer_names(calls) if n in self.store or n not in self.source.weights]
         found = None
         if calls and all(n in self.store for n in outer):
-            read = {n for c in calls for n in c.uses}
-            ends = outputs or tuple(n for c in calls for n in c.outputs if n not in read or n in self.source.outputs)
+            read = {v.name for c in calls for v in c.reads}
+            ends = outputs or tuple(n for n in inner_names(calls) if n not in read or n in self.source.outputs)
             found = self._candidate(self.source, calls, {n: self.store.get(n) for n in outer}, ends)
         if outputs is None:
-            self.known[key] = found
+            self.known[calls] = found
         return found
 
     def _candidate(
-        self, source: Source, calls: tuple[NodeCall, ...], inputs: Values, outputs: tuple[str, ...]
+        self, source: ComparedModel, calls: tuple[Node, ...], inputs: Values, outputs: tuple[str, ...]
     ) -> _Candidate | None:
         if self.tried >= self.tries:
             return None
@@ -476,7 +476,7 @@ def _legal(model: ModelProto, inferred: bool) -> bool:
     return bool(check_model(copy, types=False).structure)
 
 
-def _source(model: ModelProto, folder: Path | None) -> Source:
-    source = Source(model)
+def _source(model: ModelProto, folder: Path | None) -> ComparedModel:
+    source = ComparedModel(model)
     source.folder = folder
     return source

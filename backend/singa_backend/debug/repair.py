@@ -8,7 +8,6 @@ of the fault; its node is the cause if its inputs are equal.  Nodes that only on
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from ..comparison.difference import same_bits
+from ..ir.graph import Node
 from .align import Aligner, ModelSide
 from .alignment import ValuePair
 from .lockstep import Values, attempt, run_calls
+from .model import inner_names, outer_names, read_names, result_names
 from .sketch import ValueLayout, agree, arranged, sketch
 from .spill import SpillStore
-from .submodel import NodeCall
 
 _TRIALS = 400
 """The most replacements that are tried."""
@@ -98,10 +98,6 @@ class Repair:
         self.copies = {
             a for a in mine.made if a in self.equal and any(first.setdefault(b, a) != a for b in aligner.verified.get(a, ()))
         } | {a for a in self.equal if aligner.pairs[a].layout is not None}
-        self._readers = defaultdict[str, list[NodeCall]](list)
-        for call in self.source.calls:
-            for name in call.uses:
-                self._readers[name].append(call)
         self._stack = ExitStack()
 
     def __enter__(self) -> Repair:
@@ -129,19 +125,19 @@ class Repair:
 
     # --- which values ---------------------------------------------------------------------------------------------------
 
-    def region(self) -> list[NodeCall]:
+    def region(self) -> list[Node]:
         """The nodes between equal values and the outputs that differ, in order."""
-        found, waiting = set[int](), list(self.wrong)
+        found, waiting = set[Node](), [self.source.values[name] for name in self.wrong]
         while waiting:
-            name = waiting.pop()
-            call = self.source.makers.get(name)
-            if call is not None and name not in self.equal and name not in self.culprits and call.index not in found:
-                found.add(call.index)
-                waiting += call.uses
-        return [c for c in self.source.calls if c.index in found]
+            value = waiting.pop()
+            call, known = value.producer, value.name in self.equal or value.name in self.culprits
+            if call is not None and not known and call not in found:
+                found.add(call)
+                waiting += call.reads
+        return [c for c in self.source.graph.nodes if c in found]
 
     def _known(self, name: str) -> bool:
-        return name in self.equal or name not in self.source.makers or name in self.aligner.left.still
+        return name in self.equal or self.source.producer(name) is None or name in self.aligner.left.still
 
     def _replaced(self, sure: bool) -> bool:
         """Try to replace values of the region, and values before it that may be equal by chance.
@@ -149,10 +145,10 @@ class Repair:
         sure: the latter by values of the same operator, then those of nodes whose inputs are equal; otherwise the other ones.
         """
         calls = self.region()
-        heads = [c for c in calls if all(map(self._known, c.uses))]
+        heads = [c for c in calls if all(map(self._known, read_names(c)))]
         weak = self._weak(heads)
         before = [*weak, *self._copied(heads)]
-        names = [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
+        names = [n for c in calls if (c in heads) == sure for n in result_names(c) if n not in self.equal]
         for alike, some in ((True, before), (False, names)) if sure else ((False, names), (False, before)):
             for name in some:
                 if name not in self.culprits and self._one_replaced(name, alike, name in weak):
@@ -161,13 +157,13 @@ class Repair:
 
     def _one_replaced(self, name: str, alike: bool, weak: bool) -> bool:
         """Try to replace a value; `alike` by weights, and by values of the same operator."""
-        call, made = self.source.makers[name], self.aligner.theirs.made
+        call, made = self.source.node(name), self.aligner.theirs.made
         still = name in self.aligner.left.still
         firm = still and self._firm(call)
         if still and not weak and not self._compared(call):
             return False
         for other, layout in itertools.chain(self._stored(name) if firm else (), self._choices(name)):
-            if alike and other in made and made[other].operator != call.operator:
+            if alike and other in made and made[other].operator != call.op_type:
                 continue
             if still and not firm and not weak and not self._matches(call, other):
                 continue
@@ -183,7 +179,7 @@ class Repair:
 
     def _choices(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:
         """The values that may replace a value, and their layouts: as they are, or in its shape."""
-        call, made = self.source.makers[name], self.aligner.theirs.made
+        call, made = self.source.node(name), self.aligner.theirs.made
         if name in self.aligner.namesakes:
             if self._fitting(name, name):
                 yield name, None
@@ -191,13 +187,13 @@ class Repair:
         choices = self._partners(name, call)
         for other in choices:
             layout = self._fitting(name, other)
-            if layout and layout[0] is not None and made[other].operator == call.operator:
+            if layout and layout[0] is not None and made[other].operator == call.op_type:
                 yield other, None
             if layout:
                 yield other, layout[0]
         mine = self._value(name, 0)
         base = max((made[n].at for n in self._ancestors(call) if n in made), default=0)
-        same = [b for b, m in made.items() if m.operator == call.operator and b not in self.covered and b not in choices]
+        same = [b for b, m in made.items() if m.operator == call.op_type and b not in self.covered and b not in choices]
         for other in sorted(same, key=lambda b: abs(made[b].at - base))[:_OTHER_SIZES]:
             theirs = self._theirs[0].get(other) if other in self._theirs[0] else None
             if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.size != theirs.size:
@@ -210,10 +206,12 @@ class Repair:
         plain = self._fitting(name, pair.other) if pair is not None and pair.layout is not None else None
         if pair is not None and plain and plain[0] != pair.layout:
             yield pair.other, plain[0]
-        for call in self._readers[name]:
-            read = {pairs[n].other for n in call.uses if n in self.equal and n in pairs and n not in self.aligner.left.still}
+        for call in self.source.values[name].users:
+            read = {
+                pairs[n].other for n in read_names(call) if n in self.equal and n in pairs and n not in self.aligner.left.still
+            }
             for partner in made.values():
-                if partner.operator == call.operator and read and read <= set(partner.uses):
+                if partner.operator == call.op_type and read and read <= set(partner.uses):
                     for other in partner.uses:
                         layout = self._fitting(name, other) if other not in made and other not in read else None
                         if layout:
@@ -221,35 +219,35 @@ class Repair:
 
     def _set_aside(self, name: str, other: str) -> None:
         """Note the constants that a culprit reads and that may be replaced by those of its partner without an effect."""
-        call, made = self.source.makers[name], self.aligner.theirs.made.get(other)
-        if made is None or made.operator != call.operator or len(made.uses) != len(call.uses):
+        call, made = self.source.node(name), self.aligner.theirs.made.get(other)
+        if made is None or made.operator != call.op_type or len(made.uses) != len(read_names(call)):
             return
-        for mine, theirs in zip(call.uses, made.uses, strict=True):
+        for mine, theirs in zip(read_names(call), made.uses, strict=True):
             if mine in self.equal or mine not in self.aligner.left.still:
                 continue
             value = self._their_value(theirs, 0)
             if value is None:
                 continue
-            feeds = {n: self._value(n, 0) for n in call.uses if n not in self.source.weights}
+            feeds = {n: self._value(n, 0) for n in read_names(call) if n not in self.source.weights}
             results = [attempt(self.mine.engine, self.source, [call], v, [name]) for v in (feeds, feeds | {mine: value})]
             if all(isinstance(r, dict) for r in results) and same_bits(*(r[name] for r in results if isinstance(r, dict))):
                 self.neutral[mine] = theirs
 
-    def _compared(self, call: NodeCall) -> bool:
+    def _compared(self, call: Node) -> bool:
         """Whether all values that a node reads are equal."""
-        return all(n in self.equal or n not in self.source.makers for n in call.uses)
+        return all(n in self.equal or self.source.producer(n) is None for n in read_names(call))
 
-    def _firm(self, call: NodeCall) -> bool:
+    def _firm(self, call: Node) -> bool:
         """Whether all values that a node reads are equal, and none of them is a constant that may be so by chance."""
-        made = [n for n in call.uses if n in self.source.makers]
+        made = [n for n in read_names(call) if self.source.producer(n)]
         pairs, left = self.aligner.pairs, self.aligner.left
         return all(n in self.equal and (pairs[n].how != "constant" or n in left.distinct) for n in made)
 
-    def _matches(self, call: NodeCall, other: str) -> bool:
+    def _matches(self, call: Node, other: str) -> bool:
         """Whether a node of the other side has the operator of a node, and reads equal values."""
         made = self.aligner.theirs.made
-        read = [n for n in call.uses if n in self.source.makers]
-        return other in made and made[other].operator == call.operator and all(self.reads(other, n) for n in read)
+        read = [n for n in read_names(call) if self.source.producer(n)]
+        return other in made and made[other].operator == call.op_type and all(self.reads(other, n) for n in read)
 
     def reads(self, other: str, name: str) -> bool:
         """Whether the node of a value of the other side reads the partner of a value, or one with the same bits."""
@@ -258,54 +256,54 @@ class Repair:
             return False
         return pair.other in made.uses or any(same_bits(self._value(name, 0), self._their_value(n, 0)) for n in made.uses)
 
-    def _copied(self, heads: Sequence[NodeCall]) -> list[str]:
+    def _copied(self, heads: Sequence[Node]) -> list[str]:
         """The values before these nodes that equal an earlier value too, which the other side may compute otherwise."""
-        found, seen, waiting = set[str](), set[str](), [n for c in heads for n in c.uses]
+        found, seen, waiting = set[str](), set[str](), [n for c in heads for n in read_names(c)]
         while waiting:
             name = waiting.pop()
             seen, known = seen | {name}, name in seen
             if name in self.copies and not known:
                 if not self._sure(name):
                     found.add(name)
-                waiting += self.source.makers[name].uses
-            elif not known and name not in self.equal and name in self.source.makers:
-                waiting += self.source.makers[name].uses
-        return [n for c in self.source.calls for n in c.outputs if n in found]
+                waiting += read_names(self.source.node(name))
+            elif not known and name not in self.equal and self.source.producer(name):
+                waiting += read_names(self.source.node(name))
+        return [n for c in self.source.graph.nodes for n in result_names(c) if n in found]
 
-    def _weak(self, heads: Sequence[NodeCall]) -> list[str]:
+    def _weak(self, heads: Sequence[Node]) -> list[str]:
         """The constants before these nodes that equal a constant of the other side, perhaps by chance, in order."""
-        pairs, left, makers = self.aligner.pairs, self.aligner.left, self.source.makers
-        found, waiting = set[str](), [n for c in heads for n in c.uses]
+        pairs, left = self.aligner.pairs, self.aligner.left
+        found, waiting = set[str](), [n for c in heads for n in read_names(c)]
         while waiting:
             name = waiting.pop()
-            if name not in makers or name not in self.equal or name in found or pairs[name].how != "constant":
+            if self.source.producer(name) is None or name not in self.equal or name in found or pairs[name].how != "constant":
                 continue
-            if name not in left.distinct and self._compared(makers[name]):
+            if name not in left.distinct and self._compared(self.source.node(name)):
                 found.add(name)
-                waiting += makers[name].uses if left.sizes[name][1] >= _LARGE else ()
-        return [n for c in self.source.calls for n in c.outputs if n in found]
+                waiting += read_names(self.source.node(name)) if left.sizes[name][1] >= _LARGE else ()
+        return [n for c in self.source.graph.nodes for n in result_names(c) if n in found]
 
     def _sure(self, name: str) -> bool:
         """Whether the partner of a value has the same operator and the partners of its inputs, and pairs with this value only."""
-        pairs, call = self.aligner.pairs, self.source.makers[name]
+        pairs, call = self.aligner.pairs, self.source.node(name)
         other = self.aligner.theirs.made.get(pairs[name].other)
-        read = {pairs[n].other for n in call.uses if n in pairs and n in self.source.makers}
+        read = {pairs[n].other for n in read_names(call) if n in pairs and self.source.producer(n)}
         first = self._first.setdefault(pairs[name].other, name) == name and pairs[name].layout is None
-        return first and other is not None and other.operator == call.operator and bool(read) and read <= set(other.uses)
+        return first and other is not None and other.operator == call.op_type and bool(read) and read <= set(other.uses)
 
     def _inserted(self) -> bool:
         """Try the values that the nodes of the region read: the other side may have a node more before some of these nodes."""
         region = self.region()
-        heads = [c for c in region if all(map(self._known, c.uses))]
-        for name in dict.fromkeys(n for c in heads for n in c.uses if n in self.equal and n in self.source.makers):
-            groups = [[c for c in part if name in c.uses] for part in (region, heads)]
+        heads = [c for c in region if all(map(self._known, read_names(c)))]
+        for name in dict.fromkeys(n for c in heads for n in read_names(c) if n in self.equal and self.source.producer(n)):
+            groups = [[c for c in part if name in read_names(c)] for part in (region, heads)]
             for other in self._between(name):
                 layout = self._fitting(name, other)
                 for readers in groups[: 1 + (groups[0] != groups[1])] if layout else ():
                     if self._trials >= _TRIALS:
                         return False
-                    after = {c.index for c in (*readers, *self._after([n for c in readers for n in c.outputs]))}
-                    calls = [c for c in self.source.calls if c.index in after]
+                    after = {*readers, *self._after(inner_names(readers))}
+                    calls = [c for c in self.source.graph.nodes if c in after]
                     if layout and self._tried(name, (other, layout[0]), calls, stays=True):
                         self.inserted[name] = other
                         return True
@@ -320,13 +318,13 @@ class Repair:
         near = [b for b in self.aligner.right.groups.get(size, ()) if b not in self.covered] if size else []
         return sorted(near, key=lambda b: (made[b].at < base, abs(made[b].at - base)))[:_FOR_ONE]
 
-    def _partners(self, name: str, call: NodeCall) -> list[str]:
+    def _partners(self, name: str, call: Node) -> list[str]:
         """The values of the other side that may replace a value, the likeliest first."""
         aligner, made = self.aligner, self.aligner.theirs.made
         key = aligner.left.sizes.get(name)
         alike = [] if key is None else aligner.right.groups.get(key, [])
         pairs = aligner.pairs
-        read = {pairs[n].other for n in call.uses if n in pairs and n in self.equal}
+        read = {pairs[n].other for n in read_names(call) if n in pairs and n in self.equal}
         base = max((made[n].at for n in self._ancestors(call) if n in made), default=0)
         named = aligner.names.get(name)
         mine = aligner.mine.made[name]
@@ -341,9 +339,9 @@ class Repair:
         choices = [b for b in alike if b not in self.covered or b in read or b == own]
         return sorted((b for b in choices if b not in self.culprits.values()), key=rank)[:_FOR_ONE]
 
-    def _ancestors(self, call: NodeCall) -> set[str]:
+    def _ancestors(self, call: Node) -> set[str]:
         """The partners of the equal values nearest before a node."""
-        found, seen, waiting = set[str](), set[str](), list(call.uses)
+        found, seen, waiting = set[str](), set[str](), list(read_names(call))
         while waiting:
             name = waiting.pop()
             if name in seen:
@@ -351,8 +349,8 @@ class Repair:
             seen.add(name)
             if name in self.equal:
                 found.add(self.aligner.pairs[name].other)
-            elif name in self.source.makers:
-                waiting += self.source.makers[name].uses
+            elif self.source.producer(name):
+                waiting += read_names(self.source.node(name))
         return found
 
     def _fitting(self, name: str, other: str) -> tuple[ValueLayout | None] | None:
@@ -373,18 +371,18 @@ class Repair:
         """A value or a weight of the other side; None if it has neither."""
         return self._theirs[draw].get(name) if name in self._theirs[draw] else self.aligner.theirs.weight(name)
 
-    def _after(self, names: Sequence[str]) -> list[NodeCall]:
+    def _after(self, names: Sequence[str]) -> list[Node]:
         """The nodes that are computed from these values, in order."""
-        found, waiting = set[int](), list(names)
+        found, waiting = set[Node](), [self.source.values[name] for name in names]
         while waiting:
-            for call in self._readers[waiting.pop()]:
-                if call.index not in found:
-                    found.add(call.index)
-                    waiting += call.outputs
-        return [c for c in self.source.calls if c.index in found]
+            for call in waiting.pop().users:
+                if call not in found:
+                    found.add(call)
+                    waiting += call.results
+        return [c for c in self.source.graph.nodes if c in found]
 
     def _tried(
-        self, name: str, other: tuple[str, ValueLayout | None], calls: Sequence[NodeCall], *, stays: bool = False
+        self, name: str, other: tuple[str, ValueLayout | None], calls: Sequence[Node], *, stays: bool = False
     ) -> bool:  # fmt: skip
         """Replace a value; if this has an effect on every draw, keep the values that follow from it.
 
@@ -421,7 +419,7 @@ class Repair:
         return True
 
     def _effect(
-        self, draw: int, replacement: tuple[str, str, ValueLayout | None], calls: Sequence[NodeCall], *,
+        self, draw: int, replacement: tuple[str, str, ValueLayout | None], calls: Sequence[Node], *,
         quick: bool = False, values: Values | None = None, known: Effect | None = None,
     ) -> Effect:  # fmt: skip
         """Compute the nodes after a replacement, and compare them with the other side.
@@ -455,10 +453,9 @@ class Repair:
                 break
         return effect
 
-    def _feeds(self, draw: int, replacement: tuple[str, str, ValueLayout | None], calls: Sequence[NodeCall]) -> Values:
+    def _feeds(self, draw: int, replacement: tuple[str, str, ValueLayout | None], calls: Sequence[Node]) -> Values:
         """The values that these nodes read, with the one that is replaced."""
-        made = {n for c in calls for n in c.outputs}
-        read = dict.fromkeys(n for c in calls for n in c.uses if n not in made and n not in self.source.weights)
+        read = [n for n in outer_names(calls) if n not in self.source.weights]
         name, other, layout = replacement
         value = self._their_value(other, draw)
         return {n: self._value(n, draw) for n in read if n != name} | {name: value if layout is None else layout.apply(value)}

@@ -11,15 +11,16 @@ import numpy as np
 from onnx import MapProto, ModelProto, SequenceProto, TensorProto, numpy_helper
 
 from ..comparison import verdict
+from ..ir.graph import Node
 from ..proto import test_data
 from ..proto.load import embed
-from .submodel import NodeCall, Source
+from .model import ComparedModel
 
 
 def write(
     folder: Path,
-    source: Source,
-    calls: Sequence[NodeCall],
+    source: ComparedModel,
+    calls: Sequence[Node],
     values: Mapping[str, Any],
     outputs: Sequence[str],
     results: Mapping[str, Any],
@@ -38,7 +39,7 @@ def write(
     model = source.part(calls, values, outputs, results)
     embed(model, source.folder)
     if not all(output.HasField("type") for output in model.graph.output):
-        inferred = Source(model).types
+        inferred = ComparedModel(model).types
         for output in model.graph.output:
             if not output.HasField("type"):
                 output.type.CopyFrom(inferred.get(output.name) or source.types.get(output.name, output.type))
@@ -76,16 +77,16 @@ def _map(value: dict[Any, Any], name: str = "") -> MapProto:
     return proto
 
 
-def read(folder: Path) -> tuple[Source, dict[str, Any], dict[str, Any]]:
+def read(folder: Path) -> tuple[ComparedModel, dict[str, Any], dict[str, Any]]:
     """Read the files of `write`: the model, its inputs and its expected outputs by name."""
-    source = Source(folder / "model.onnx")
+    source = ComparedModel(folder / "model.onnx")
     graph = source.proto.graph
     inputs, outputs = test_data.data_set(folder / "test_data_set_0", source.proto)
     names = [o.name for o in graph.output]
     return source, dict(zip((i.name for i in graph.input), inputs, strict=False)), dict(zip(names, outputs, strict=False))
 
 
-def folder_for(to: str | Path | None, source: Source, what: str) -> Path:
+def folder_for(to: str | Path | None, source: ComparedModel, what: str) -> Path:
     """The folder of the files of `write`.
 
     Args:

@@ -19,15 +19,16 @@ from ..engines.command import CommandEngine, EngineCommand, read_outputs
 from ..engines.local import Engine, FailedRun, Foreign, Ours, Planned
 from ..engines.oracle import ENGINES, is_backend
 from ..errors import InvalidInput, SonnxError
+from ..ir.graph import Node
 from ..limits import check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
 from .alignment import Alignment, ValuePair
 from .comparison import Comparison, Row
 from .lockstep import Values, Visit, attempt, fed_to, paired, walk, walk_models
+from .model import ComparedModel, inner_names, result_names
 from .pairing import align_models, align_module, named, needed
 from .repeats import Repeats
-from .submodel import NodeCall, Source
 from .torch_module import TorchSide, is_torch
 
 DEFINITION = "definition"
@@ -61,10 +62,10 @@ def trusted(against: str | EngineCommand, *, optimise: bool = False, timeout: fl
     return Foreign(against, optimise=optimise, timeout=timeout)
 
 
-def saved_values(source: Source, path: Path, inputs: Mapping[str, Any]) -> Values:
+def saved_values(source: ComparedModel, path: Path, inputs: Mapping[str, Any]) -> Values:
     """The values of a file that nodes make; it may have inputs and weights too, and the inputs must be those of this run."""
     taken = [v.name for v in (*source.inputs, *source.optional_inputs)]
-    names = dict.fromkeys((*source.makers, *source.outputs, *taken, *source.weights))
+    names = dict.fromkeys((*inner_names(source.graph.nodes), *source.outputs, *taken, *source.weights))
     found = read_outputs(path, {n: source.types.get(n, TypeProto()) for n in names}, exact=False)
     for name in taken:
         given = inputs[name] if name in inputs else source.weight(name) if name in source.weights else None
@@ -74,7 +75,7 @@ def saved_values(source: Source, path: Path, inputs: Mapping[str, Any]) -> Value
                 code="SX320",
                 hint="run both sides with the same inputs: -i NAME=FILE.npy, or --inputs FILE.npz with inputs only",
             )
-    return {n: v for n, v in found.items() if n in source.makers}
+    return {n: v for n, v in found.items() if source.producer(n)}
 
 
 class Setting(AbstractContextManager["Setting"]):
@@ -90,10 +91,10 @@ class Setting(AbstractContextManager["Setting"]):
 
     def __init__(
         self,
-        model: ModelSource | Source,
+        model: ModelSource | ComparedModel,
         inputs: Any,
         *,
-        against: ModelSource | Source | EngineCommand | Foreign = "onnxruntime",
+        against: ModelSource | ComparedModel | EngineCommand | Foreign = "onnxruntime",
         device: DeviceLike = "CPU",
         names: Mapping[str, str] | None = None,
         rtol: float | None = None,
@@ -106,8 +107,8 @@ class Setting(AbstractContextManager["Setting"]):
         for what, value, low in (("rtol", rtol, 0), ("atol", atol, 0), ("timeout", timeout, SHORTEST)):
             check_number(what, value, low)
         check_number("budget", budget, 1, whole=True)
-        self.source = Source.of(model)
-        self.other: Source | None = None
+        self.source = ComparedModel.of(model)
+        self.other: ComparedModel | None = None
         self.names = dict(names or {})
         self.tolerance = Tolerance(rtol, atol)
         self.budget = budget
@@ -143,7 +144,7 @@ class Setting(AbstractContextManager["Setting"]):
         elif isinstance(against, Foreign):
             self.theirs, self.borrowed = against, True
         else:
-            self.other = Source.of(against)
+            self.other = ComparedModel.of(against)
             self.theirs = Ours()
             self.theirs.name = f"sonnx on {self.other.path.name}" if self.other.path else "the other model"
         if self.other is not None or self.saved is not None:  # of another model the dtypes may be others
@@ -158,7 +159,7 @@ class Setting(AbstractContextManager["Setting"]):
             self._of_module = align_module(self.source, side, self.inputs, self.tolerance, self.budget)
             self.saved = {}
             for name, pair in self._of_module.pairs.items():
-                if name in self.source.makers:
+                if self.source.producer(name):
                     value = side.value(pair.other)
                     self.saved[name] = value if pair.layout is None else pair.layout.apply(value)
                     self.described[name] = side.described(pair.other)
@@ -198,11 +199,6 @@ class Setting(AbstractContextManager["Setting"]):
         return named(paired(self.source, self.other, self.names))
 
     @cached_property
-    def places(self) -> dict[int, int]:
-        """The position of each node of the judged model in the order of computation, by its index."""
-        return {call.index: i for i, call in enumerate(self.source.calls)}
-
-    @cached_property
     def repeats(self) -> Repeats | None:
         """The nodes of the judged model that compute the same as others; None without an alignment of two models."""
         if self.other is None or self.alignment is None:
@@ -214,7 +210,7 @@ class Setting(AbstractContextManager["Setting"]):
         mine = self.source.widened(self.tolerance, value)
         return self.other.widened(mine, self.pairs[value].other) if self.other is not None and value in self.pairs else mine
 
-    def tolerance_alone(self, calls: Sequence[NodeCall]) -> Tolerance:
+    def tolerance_alone(self, calls: Sequence[Node]) -> Tolerance:
         """The tolerance of values with the errors of these nodes only."""
         return self.source.widened_by(self.tolerance, calls)
 
@@ -258,14 +254,14 @@ class Setting(AbstractContextManager["Setting"]):
     def _whole(self) -> Iterator[Visit]:
         """Run the whole model at once on the other engine, and visit the nodes that produce its outputs."""
         source = self.source
-        outputs = [n for n in source.outputs if n in source.makers]
-        theirs = attempt(self.theirs, source, source.calls, self.inputs, outputs)
+        outputs = source.results
+        theirs = attempt(self.theirs, source, source.graph.nodes, self.inputs, outputs)
         yield from self._some(outputs, theirs)
 
     def _some(self, outputs: Sequence[str], theirs: Values | FailedRun) -> Iterator[Visit]:
         """Visit the nodes that produce these values."""
         for visit in walk(self.source, self.mine, None, self.inputs, self.budget):
-            kept = [n for n in visit.call.outputs if n in outputs]
+            kept = [n for n in result_names(visit.call) if n in outputs]
             mine = {n: visit.mine[n] for n in kept} if isinstance(visit.mine, dict) else visit.mine
             other = {n: theirs[n] for n in kept} if isinstance(theirs, dict) else theirs
             if kept or isinstance(mine, FailedRun):
@@ -278,12 +274,12 @@ class Setting(AbstractContextManager["Setting"]):
     def _planned(self) -> Iterator[Visit]:
         """Visit every node by its kernel alone; the graph's outputs are those of one plan of the whole model, with fusion."""
         source = self.source
-        outputs = [n for n in source.outputs if n in source.makers]
+        outputs = source.results
         whole: Values | FailedRun = {}
-        if not any(source.draws(call) for call in source.calls):
-            whole = attempt(self.mine, source, source.calls, self.inputs, outputs)
+        if not any(source.draws(call) for call in source.graph.nodes):
+            whole = attempt(self.mine, source, source.graph.nodes, self.inputs, outputs)
         for visit in walk(source, self.mine, self.theirs, self.inputs, self.budget):
-            ends = [n for n in visit.call.outputs if n in outputs]
+            ends = [n for n in result_names(visit.call) if n in outputs]
             if isinstance(whole, FailedRun) and ends and isinstance(visit.mine, dict):
                 yield replace(visit, mine=whole)
             elif isinstance(whole, dict) and isinstance(visit.mine, dict):

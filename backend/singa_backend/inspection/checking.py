@@ -14,7 +14,7 @@ from .. import dtypes
 from ..comparison import finite
 from ..deadline import SHORTEST
 from ..errors import Problem, SonnxError
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Value
 from ..ir.reader import read
 from ..limits import Budget, Limits, check_number, spend
 from ..proto.checker import CheckerResult, check_and_infer
@@ -159,13 +159,7 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
 def _in_training(graph: Graph) -> list[str]:
     """What nodes in training mode do to the results of a run."""
     nodes = list(graph.all_nodes())
-    graphs = {id(g): g for g in (graph, *(g for node in nodes for g in node.graphs))}
-    constants = {n: a for g in graphs.values() for n, a in g.states.items()}
-    constants |= {n.output_names[0]: n.attributes["value"] for n in nodes if n.op_type == "Constant" and "value" in n.attributes}
-    drops = [
-        n for n in nodes if n.op_type == "Dropout" and not n.domain and len(n.input_names) > 2
-        and (mode := constants.get(n.input_names[2])) is not None and bool(np.asarray(mode).any())
-    ]  # fmt: skip
+    drops = [n for n in nodes if n.op_type == "Dropout" and not n.domain and _is_true(n.input(2))]
     norms = [n for n in nodes if n.op_type == "BatchNormalization" and not n.domain and n.attributes.get("training_mode") == 1]
     kinds = (
         (drops, "Dropout", "drop random elements in every run"),
@@ -173,6 +167,16 @@ def _in_training(graph: Graph) -> list[str]:
     )
     hint = "for inference, export the network in inference mode (PyTorch: eval() of the module that is exported)"
     return [f"{len(found)} {kind} nodes are in training mode and {what}: {hint}" for found, kind, what in kinds if found]
+
+
+def _is_true(value: Value | None) -> bool:
+    """Whether a value is a constant that is true."""
+    if value is None or value.graph is None:
+        return False
+    value = value.graph.source(value)
+    node = value.producer
+    constant = node.get("value") if node is not None and node.op_type == "Constant" else value.constant
+    return constant is not None and bool(np.asarray(constant).any())
 
 
 def _nonfinite(graph: Graph) -> tuple[str, ...]:

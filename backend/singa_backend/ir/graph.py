@@ -226,9 +226,10 @@ class Node:
         """The graphs in the attributes."""
         found: list[Graph] = []
         for value in self.attributes.values():
-            if isinstance(value, Graph):
+            kind = type(value)
+            if kind is Graph:
                 found.append(value)
-            elif type(value) is tuple and value and isinstance(value[0], Graph):
+            elif kind is tuple and value and type(value[0]) is Graph:
                 found += value
         return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
 
 from ..proto.schemas import plain_domain
 from .graph import Graph, Node, Value
@@ -82,13 +82,11 @@ def _update(proto: NodeProto, node: Node) -> None:
         if list(names) != now:
             del names[:]
             names.extend(now)
-    attributes = [a for a in node.attributes.values() if isinstance(a, AttributeProto)]
-    ours = {id(a) for a in attributes}
     there = list(proto.attribute)
-    stay = [a for a in there if id(a) in ours or a.HasField("g") or a.graphs]
-    _arrange(proto.attribute, stay)
-    known = {id(a) for a in stay}
-    proto.attribute.extend(a for a in attributes if id(a) not in known)
+    known = {id(a) for a in there}
+    new = {name: a for name, a in node.attributes.items() if isinstance(a, AttributeProto) and id(a) not in known}
+    _arrange(proto.attribute, [a for a in there if a.name in node.attributes and a.name not in new])
+    proto.attribute.extend(new.values())
 
 
 def node_message(
@@ -113,18 +111,18 @@ def node_message(
 
 def _values(graph: Graph, proto: GraphProto) -> None:
     """Write the initializers, inputs and outputs of a graph."""
-    for field, sparse in ((proto.initializer, False), (proto.sparse_initializer, True)):
-        tensors: Any = field
-        there = {id(t) for t in tensors}
-        kept: list[Any] = []
-        for value in graph.initializers.values():
-            if isinstance(value.constant, SparseTensorProto) is not sparse:
-                continue
-            if id(value.constant) not in there:
-                tensors.append(value.constant)
-                value.constant = tensors[-1]
-            kept.append(value.constant)
-        _arrange(tensors, kept)
+    place = {name: i for i, name in enumerate(graph.initializers)}
+    known = {id(t) for t in (*proto.initializer, *proto.sparse_initializer)}
+    new = {name: v for name, v in graph.initializers.items() if id(v.constant) not in known}
+    for tensors, name_of in ((proto.initializer, _name), (proto.sparse_initializer, _sparse_name)):
+        messages: Any = tensors
+        _arrange(messages, [t for t in messages if name_of(t) in place and name_of(t) not in new])
+        added = [v for v in new.values() if isinstance(v.constant, SparseTensorProto) is (name_of is _sparse_name)]
+        for value in added:
+            messages.append(value.constant)
+            value.constant = messages[-1]
+        if added:
+            messages.sort(key=lambda t, name_of=name_of: place[name_of(t)])
     inputs = {v.name: v for v in (*graph.inputs, *graph.optional_inputs)}
     listed = {v.name for v in proto.input}
     for name, value in inputs.items():
@@ -134,6 +132,14 @@ def _values(graph: Graph, proto: GraphProto) -> None:
     for declared, name in zip(proto.output, value_names(graph.outputs, graph), strict=True):
         if declared.name != name:
             declared.name = name
+
+
+def _name(tensor: TensorProto) -> str:
+    return tensor.name
+
+
+def _sparse_name(tensor: SparseTensorProto) -> str:
+    return tensor.values.name
 
 
 def _arrange(messages: Any, wanted: Iterable[Any]) -> None:

@@ -1,1 +1,1 @@
-"""Rewrites of graphs, each rule once: they see a graph through a `GraphView`, and know neither messages nor plans."""
+"""Rewrites of graphs, each rule once: they work on nodes and values, and ask a `Rewriter` what depends on a plan or a file."""

@@ -16,7 +16,7 @@ from ..conform.cases import Case
 from ..debug.compare import compare
 from ..debug.comparison import Comparison
 from ..debug.guards.write import drawn_inputs
-from ..debug.submodel import Source
+from ..debug.model import ComparedModel
 from ..engines.local import Foreign
 from ..engines.oracle import Oracle
 from ..errors import InvalidModel, ResourceExhausted, SonnxError, UnsupportedModel, described, first_line
@@ -109,13 +109,13 @@ def _check(path: Path, settings: SweepSettings, engines: _Engines) -> Answer:
 
 def _run(path: Path, settings: SweepSettings, engines: _Engines) -> Answer:
     rep = SingaBackend.prepare(path, limits=Limits(live_bytes=settings.memory))
-    drawn_inputs(Source.of(path), settings.seed, rep.run)
+    drawn_inputs(ComparedModel.of(path), settings.seed, rep.run)
     return {"facts": {"nodes": len(rep.nodes), "outputs": len(rep.outputs)}}
 
 
 def _compare(path: Path, settings: SweepSettings, engines: _Engines) -> Answer:
     SingaBackend.prepare(path)  # a model that is not supported is refused as a whole
-    source = Source.of(path)
+    source = ComparedModel.of(path)
     inputs = drawn_inputs(source, settings.seed)
     for _ in range(2):  # a file that kills the other engine twice is not compared
         found = compare(source, inputs, against=engines.engine(), timeout=settings.timeout)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx import AttributeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from singa_backend import dtypes
 from singa_backend.interpreters.base import formal
-from singa_backend.ir.graph import Node
+from singa_backend.ir.graph import Graph, Node, Value
 from singa_backend.proto import tensor_data
 from singa_backend.proto.schemas import newest, schemas, version_at
 from singa_backend.proto.values import sizes
 
 from ..model import Model
-from .lowering import Lowered
+from .lowering import ProgramModel
 from .stored import StoredArrays, refused
 from .text import (
     Expr,
@@ -98,7 +97,7 @@ class Emitter:
         helpers: other functions that the program needs.
     """
 
-    model: Lowered
+    model: ProgramModel
     stored: StoredArrays
     initial: list[Assign] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)
@@ -110,12 +109,11 @@ class Emitter:
         self.attributes = Identifiers(own)
         self.locals = Identifiers(_TAKEN)
         self.expressions: dict[str, str] = {}
-        self.uses = Counter(_used(self.model.graph))
         self.constants: dict[str, np.ndarray] = dict(self.model.constants)
         self.last_origin: Node | None = None
         codes = {t.tensor_type.elem_type for t in self.model.types.values()}
         self.exact = TensorProto.DOUBLE in codes
-        self.parameters = [self.local(v.name, "x") for v in self.model.graph.input]
+        self.parameters = [self.local(v.name, "x") for v in self.model.graph.inputs]
 
     # --- values
 
@@ -160,9 +158,9 @@ class Emitter:
             text = f"np.zeros({array.shape})"
         return None if text is None else f"op.constant({text}, {dtype_text(array.dtype)})"
 
-    def argument(self, node: NodeProto, i: int) -> str:
+    def argument(self, node: Node, i: int) -> str:
         """The expression of an input: a variable, or a literal if it has the same dtype."""
-        name = node.input[i]
+        name = node.input_names[i]
         array = self.constants.get(name)
         if array is None:
             return self.expression(name)
@@ -179,7 +177,7 @@ class Emitter:
             return text
         if text == "[]" or not _schema(node).inputs[min(i, last)].is_homogeneous:
             return self.expression(name)
-        others = [n for j, n in enumerate(node.input) if n and n not in self.constants and strings[min(j, last)] == which]
+        others = [n for j, n in enumerate(node.input_names) if n and n not in self.constants and strings[min(j, last)] == which]
         natural = {"b": np.bool_, "f": np.float32}.get(array.dtype.kind, np.int64)
         known = self.model.dtype(others[0]) if others else np.dtype(natural)
         return text if known == array.dtype else self.expression(name)
@@ -200,23 +198,24 @@ class Emitter:
             self.layers += 1
         return self._shared[kind]
 
-    def keywords(self, node: NodeProto, graphs: dict[str, Expr]) -> list[Expr]:
+    def keywords(self, node: Node, graphs: dict[str, Expr]) -> list[Expr]:
         """The attributes of a call, without those with default values."""
         defaults = {n: a.default_value for n, a in _schema(node).attributes.items()}
         out: list[Expr] = []
-        for a in node.attribute:
-            default = defaults.get(a.name)
-            if default is not None and default.type and helper.get_attribute_value(default) == helper.get_attribute_value(a):
-                continue
-            out.append(named(a.name, graphs[a.name] if a.name in graphs else self._value(node, a)))
+        for name, a in node.attributes.items():
+            default = defaults.get(name)
+            if name in graphs:
+                out.append(named(name, graphs[name]))
+            elif not default or not default.type or helper.get_attribute_value(default) != helper.get_attribute_value(a):
+                out.append(named(name, self._value(node, a)))
         return out
 
-    def _value(self, node: NodeProto, a: AttributeProto) -> Expr:
+    def _value(self, node: Node, a: AttributeProto) -> Expr:
         value = helper.get_attribute_value(a)
 
         def stored(array: np.ndarray, plain: str = "") -> str:
             """The expression of an attribute in the file of the weights; `plain` converts the array back."""
-            return self._attribute(f"{node.output[0]}.{a.name}", self.stored.attribute(node, a.name, array) + plain)
+            return self._attribute(f"{node.output_names[0]}.{a.name}", self.stored.attribute(node, a.name, array) + plain)
 
         if a.type == AttributeProto.INT:
             return code_text(value) if a.name in _CODES and not node.domain else str(value)
@@ -243,51 +242,50 @@ class Emitter:
 
     # --- nodes
 
-    def origin(self, *nodes: NodeProto) -> str:
+    def origin(self, *nodes: Node) -> str:
         """The comment that names the nodes of the file; empty if the line above has the same."""
-        found = [self.model.origins.get(n.output[0]) for n in nodes]
-        kept = list(dict.fromkeys(o for o in found if o is not None))
+        kept = list(dict.fromkeys(o for n in nodes for o in n.origins))
         if kept == [self.last_origin]:
             return ""
         self.last_origin = kept[-1] if kept else None
         return ", ".join(f"{o.op_type} {shortened(o.name, 80 // len(kept))}" for o in kept)
 
-    def node(self, node: NodeProto) -> Iterator[Assign | Function]:
+    def node(self, node: Node) -> Iterator[Assign | Function]:
         """Write a node as a call of its operator."""
-        value = next((a for a in node.attribute if a.name == "value"), None)
-        if node.op_type == "Constant" and not node.domain and value is not None and len(node.attribute) == 1:
-            self.constants[node.output[0]] = tensor_data.tensor(value.t, None)
+        value, (source, *_), (result, *_) = node.attributes.get("value"), (*node.input_names, ""), node.output_names
+        if node.is_("Constant") and value is not None and len(node.attributes) == 1:
+            self.constants[result] = tensor_data.tensor(value.t, None)
             return
-        if node.op_type == "Identity" and not node.domain and node.input[0] not in self.constants:
-            self.expressions[node.output[0]] = self.expression(node.input[0])
+        if node.is_("Identity") and source not in self.constants:
+            self.expressions[result] = self.expression(source)
             return
         comment = self.origin(node)
         graphs: dict[str, Expr] = {}
-        for a in node.attribute:
-            if a.HasField("g"):
-                made = self.function(a.g, node, a.name)
-                types = sequence([type_text(self.input_type(i)) for i in a.g.input])
-                graphs[a.name] = call("op.graph", [made.name, types])
+        for name, body in node.attributes.items():
+            if isinstance(body, Graph):
+                made = self.function(body, node, name)
+                types = sequence([type_text(self.input_type(i)) for i in body.proto.input])
+                graphs[name] = call("op.graph", [made.name, types])
                 yield made
-        inputs = [self.argument(node, i) for i in range(len(node.input))]
+        inputs = [self.argument(node, i) for i in range(len(node.inputs))]
         yield self.assign(node, inputs, self.keywords(node, graphs), comment)
 
-    def assign(self, node: NodeProto, inputs: Sequence[Expr], keywords: Sequence[Expr], comment: str) -> Assign:
+    def assign(self, node: Node, inputs: Sequence[Expr], keywords: Sequence[Expr], comment: str) -> Assign:
         """The statement `a, b = op.Name(...)`."""
-        count = max(i for i, n in enumerate(node.output) if n) + 1
+        count = max(i for i, o in enumerate(node.outputs) if o) + 1
         more: list[Expr] = [f"outputs={count}"] if count > 1 else []
         more += [f'domain="{node.domain}"'] if node.domain else []
         expr = call(f"op.{node.op_type}", [*inputs, *keywords, *more])
-        return Assign(self.targets(list(node.output[:count]), node.op_type), expr, comment)
+        return Assign(self.targets(node.outputs[:count], node.op_type), expr, comment)
 
-    def targets(self, outputs: Sequence[str], fallback: str) -> str:
+    def targets(self, outputs: Sequence[Value | None], fallback: str) -> str:
         """The variables of a node's outputs; one variable for many outputs."""
         kind = fallback.lower()
-        made = ["_" if not n or not self.uses[n] else self.local(n, kind) for n in outputs]
+        made = [self.local(o.name, kind) if o and o.is_used else "_" for o in outputs]
         if len(made) == 1 or len(", ".join(made)) < 70:
             return ", ".join(made)
         whole = self.locals.new(kind)
-        self.expressions |= {n: f"{whole}[{i}]" for i, n in enumerate(outputs) if n}
+        self.expressions |= {o.name: f"{whole}[{i}]" for i, o in enumerate(outputs) if o}
         return whole
 
     def input_type(self, value: ValueInfoProto) -> TypeProto:
@@ -297,27 +295,17 @@ class Emitter:
             return value.type
         return helper.make_tensor_type_proto(found.tensor_type.elem_type, None)
 
-    def function(self, graph: GraphProto, node: NodeProto, attribute: str) -> Function:
+    def function(self, graph: Graph, node: Node, attribute: str) -> Function:
         """Write a subgraph as a function of (op, its inputs)."""
-        origin = self.model.origins.get(node.output[0])
-        name = self.locals.new(f"{origin.name if origin and origin.name else node.op_type}_{attribute}", "graph")
-        parameters = [self.local(i.name, "x") for i in graph.input]
-        body = [made for inner in graph.node for made in self.node(inner)]
-        return Function(name, parameters, body, [self.expression(o.name) for o in graph.output])
+        origin = next((o.name for o in node.origins if o.name), node.op_type)
+        name = self.locals.new(f"{origin}_{attribute}", "graph")
+        parameters = [self.local(v.name, "x") for v in graph.inputs]
+        body = [made for inner in graph.nodes for made in self.node(inner)]
+        return Function(name, parameters, body, [self.expression(v.name) for v in graph.outputs])
 
 
-def _schema(node: NodeProto) -> Any:
+def _schema(node: Node) -> Any:
     return schemas[node.domain, node.op_type][version_at(node.domain, node.op_type, newest("")) or 0]
-
-
-def _used(graph: GraphProto) -> Iterator[str]:
-    """Every name that a node or an output reads, once for each use, subgraphs included."""
-    for node in graph.node:
-        yield from (n for n in node.input if n)
-        for a in node.attribute:
-            if a.HasField("g"):
-                yield from _used(a.g)
-    yield from (o.name for o in graph.output)
 
 
 def _strings(value: Any) -> str:

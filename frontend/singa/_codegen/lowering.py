@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,43 +17,34 @@ from singa_backend.interpreters.base import Subgraph
 from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
+from singa_backend.ir.structure import read_structure
 from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto import tensor_data
 from singa_backend.proto.checker import infer_shapes
 from singa_backend.proto.schemas import ANY_OPSET, newest, version_at
-from singa_backend.proto.values import Value, declared_type
+from singa_backend.proto.values import declared_type
 
 
 @dataclass
-class Lowered:
-    """A model to be written as a program.
+class ProgramModel:
+    """What a program is written from.
 
     Attributes:
-        name: of the graph.
-        inputs: as the file declares them.
-        outputs: as the file declares them.
-        graph: the nodes of the newest opset.
-        results: the names of the outputs in `graph`.
+        graph: the nodes of the newest opset, whose `origins` are those of the file, with the declarations of the file.
         parameters: float initializers that train, by name.
         statistics: running means and variances, by name.
         constants: all other arrays, by name.
-        origins: the file's node, by the first output of its nodes in `graph`.
         modal: the first outputs of nodes that differ between training and inference.
         types: of values, subgraphs included.
     """
 
-    name: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    graph: GraphProto
-    results: list[str]
+    graph: Graph
     parameters: dict[str, np.ndarray]
     statistics: dict[str, np.ndarray]
     constants: dict[str, np.ndarray]
-    origins: dict[str, Node] = field(default_factory=dict)
-    modal: set[str] = field(default_factory=set)
-    types: dict[str, TypeProto] = field(default_factory=dict)
+    modal: set[str]
+    types: dict[str, TypeProto]
 
     def tensor(self, name: str) -> np.ndarray | None:
         """The array of a parameter or statistic; None for other values."""
@@ -73,7 +64,7 @@ class Lowered:
         return len(tensor.shape.dim) if tensor is not None and tensor.HasField("shape") else None
 
 
-def lower(graph: Graph) -> Lowered:
+def lower(graph: Graph) -> ProgramModel:
     """Convert a graph node by node to the newest opset.
 
     Raises UnsupportedModel for a node that cannot be written in that opset.
@@ -112,7 +103,7 @@ class _Lowering:
         self.made: dict[int, tuple[NodeProto, Node]] = {}
         self.modal: list[Symbol] = []
 
-    def run(self) -> Lowered:
+    def run(self) -> ProgramModel:
         graph, builder = self.graph, self.builder
         kinds = roles.roles(graph)
         moving = {n for n, r in kinds.items() if r.kind == roles.STATISTIC}
@@ -134,19 +125,26 @@ class _Lowering:
         proto = builder.proto("main", finished)
         types = _types(proto, [states[n] for n in held])
         del proto.input[len(graph.inputs) :]
-        return Lowered(
-            graph.name,
-            tuple(graph.declared_inputs),
-            graph.declared_outputs,
-            proto,
-            [s.name for s in finished],
+        return ProgramModel(
+            self.read(proto),
             {n: a for n, a in held.items() if n not in moving},
             {n: a for n, a in held.items() if n in moving},
             {t.name: tensor_data.tensor(t, None) for t in proto.initializer},
-            {p.output[0]: node for p, node in self.made.values() if p.output},
             {s.name for s in self.modal},
             types,
         )
+
+    def read(self, proto: GraphProto) -> Graph:
+        """The graph of the builder's nodes, each with the node of the file that it is of."""
+        origins = {name: node for message, node in self.made.values() for name in message.output[:1] if name}
+        graph = read_structure(proto, {"": newest("")})
+        for node in graph.all_nodes():
+            origin = origins.get(node.output_names[0])
+            node.origins = () if origin is None else (origin,)
+        graph.name, graph.declared_outputs = self.graph.name, self.graph.declared_outputs
+        for value, declared in zip(graph.inputs, self.graph.declared_inputs, strict=True):
+            value.declared = declared
+        return graph
 
     def visit(self, op: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Apply a node of the main graph: some by the model's mode, the others as `inner` does."""

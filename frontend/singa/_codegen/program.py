@@ -7,14 +7,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from onnx import NodeProto, TypeProto
+from onnx import TypeProto
 
 from singa_backend import dtypes
+from singa_backend.ir.graph import Node
 from singa_backend.proto.values import Value
 
 from . import layers
 from .emitter import Assign, Emitter, Function, rendered
-from .lowering import Lowered
+from .lowering import ProgramModel
 from .stored import StoredArrays
 from .templates import COMPARE, END, HELPERS, MAIN, TRAIN_OPTION, TRAIN_RUN, inputs, run, weights
 from .text import WIDTH, call, flat, lines, quoted, shortened, statement, tuple_of
@@ -34,7 +35,7 @@ def spare_weights(text: str, stem: str) -> str:
     return found[1] if found else ""
 
 
-def write(model: Lowered, stem: str) -> tuple[str, StoredArrays, dict[str, int]]:
+def write(model: ProgramModel, stem: str) -> tuple[str, StoredArrays, dict[str, int]]:
     """The text of the program, its arrays, and the numbers of its nodes, layers and parameters.
 
     stem: the name of the file, for the usage text.
@@ -44,19 +45,21 @@ def write(model: Lowered, stem: str) -> tuple[str, StoredArrays, dict[str, int]]
     stored.reserve([*model.parameters, *model.statistics, *model.constants])
     emitter = Emitter(model, stored)
     body = list(_statements(emitter))
-    results = [emitter.expression(n) for n in model.results]
-    trained = [i for i, v in enumerate(model.outputs) if _trainable(model, v, model.results[i])] if model.parameters else []
+    graph = model.graph
+    results = [emitter.expression(v.name) for v in graph.outputs]
+    ends = zip(graph.declared_outputs, graph.outputs, strict=True) if model.parameters else ()
+    trained = [i for i, (declared, v) in enumerate(ends) if _trainable(model, declared, v.name)]
     network = ["class Model(model.Model):", *_doc(model, emitter), *_init(emitter), *_forward(emitter, body, results)]
     if trained:
         network += _train(emitter, trained, len(results))
     parts = ["\n".join(_constants(model, trained)), weights(stored), *(HELPERS[h] for h in sorted(emitter.helpers))]
-    plain = all(v.kind in ("", "tensor") for v in model.inputs)
+    plain = all(v.kind in ("", "tensor") for v in graph.declared_inputs)
     parts += ["\n".join(network), inputs(plain), COMPARE]
     main = [MAIN, TRAIN_OPTION, run(plain), TRAIN_RUN, END] if trained else [MAIN, run(plain), END]
     text = "\n\n\n".join(part.strip("\n") for part in [*parts, "".join(main)]) + "\n"
     head = _head(model, stem, bool(trained)) + _imports(text)
     facts = {
-        "nodes": len(model.graph.node),
+        "nodes": len(graph),
         "layers": emitter.layers,
         "parameters": len(model.parameters),
         "arrays": len(stored.arrays),
@@ -66,29 +69,25 @@ def write(model: Lowered, stem: str) -> tuple[str, StoredArrays, dict[str, int]]
 
 def _statements(e: Emitter) -> Iterator[Assign | Function]:
     """The statements of the main graph; nodes become layers if possible."""
-    users: dict[str, list[NodeProto]] = {}
-    for node in e.model.graph.node:
-        for n in node.input:
-            users.setdefault(n, []).append(node)
-    done: set[str] = set()
-    for node in e.model.graph.node:
-        if node.output[0] in done:
+    done: set[Node] = set()
+    for node in e.model.graph.nodes:
+        if node in done:
             continue
-        found = layers.made(e, node, users)
+        found = layers.made(e, node)
         if found is None:
             yield from e.node(node)
             continue
-        done.update(n.output[0] for n in found[1])
+        done.update(found[1])
         yield found[0]
 
 
-def _trainable(model: Lowered, value: Value, name: str) -> bool:
+def _trainable(model: ProgramModel, value: Value, name: str) -> bool:
     known = model.dtype(name)
     dtype = value.dtype if known is None else known
     return value.kind in ("", "tensor") and dtype is not None and dtypes.is_float(dtype)
 
 
-def _head(model: Lowered, stem: str, trains: bool) -> str:
+def _head(model: ProgramModel, stem: str, trains: bool) -> str:
     stem = stem if re.fullmatch(r"[\w.-]{1,60}", stem, re.ASCII) else "PROGRAM"
     text = [
         '"""A network that `sonnx codegen` wrote from an ONNX model; its weights are in the .npz file of the same name.',
@@ -116,15 +115,16 @@ def _imports(text: str) -> str:
     return "\n".join(out) + "\n\n"
 
 
-def _constants(model: Lowered, trained: Sequence[int]) -> list[str]:
-    out = [WEIGHTS, "", "INPUTS = {" if model.inputs else "INPUTS = {}"]
-    for v in model.inputs:
+def _constants(model: ProgramModel, trained: Sequence[int]) -> list[str]:
+    out = [WEIGHTS, "", "INPUTS = {" if model.graph.inputs else "INPUTS = {}"]
+    for v in model.graph.declared_inputs:
         shape = "None" if v.shape is None else _shape(v.shape)
         out += lines(f"{quoted(v.name)}: ", tuple_of([quoted(_kind(v.type)), shape]), 4, ",")
-    out += ["}"] if model.inputs else []
+    out += ["}"] if model.graph.inputs else []
     out += ['"""The inputs in order: dtype and shape; a name is an open size."""', ""]
-    out += statement("OUTPUTS = ", tuple_of([quoted(v.name) for v in model.outputs]), 0)
-    out += statement("TRAINED = ", tuple_of([quoted(model.outputs[i].name) for i in trained]), 0) if trained else []
+    names = [quoted(v.name) for v in model.graph.declared_outputs]
+    out += statement("OUTPUTS = ", tuple_of(names), 0)
+    out += statement("TRAINED = ", tuple_of([names[i] for i in trained]), 0) if trained else []
     return [*out, ""]
 
 
@@ -142,10 +142,11 @@ def _kind(type: TypeProto | None) -> str:
     return "?" if dtype is None else "object" if dtype == dtypes.STRING else dtype.name
 
 
-def _doc(model: Lowered, e: Emitter) -> list[str]:
+def _doc(model: ProgramModel, e: Emitter) -> list[str]:
     count = sum(a.size for a in model.parameters.values())
-    out = [f'    """{_title(model.name)}: {count:,} parameters in {len(model.parameters)} tensors.', ""]
-    out += [f"    {_title(str(v))}" for v in model.inputs] + [f"    -> {_title(str(v))}" for v in model.outputs]
+    out = [f'    """{_title(model.graph.name)}: {count:,} parameters in {len(model.parameters)} tensors.', ""]
+    out += [f"    {_title(str(v))}" for v in model.graph.declared_inputs]
+    out += [f"    -> {_title(str(v))}" for v in model.graph.declared_outputs]
     return [*out, '    """', ""]
 
 
@@ -183,7 +184,7 @@ def _train(e: Emitter, trained: Sequence[int], count: int) -> list[str]:
     out += ['        """Train one step by the mean squared error; returns the outputs of `forward`, and the loss."""']
     out += lines(f"{y} = ", call("self.forward", e.parameters), 8)
     out += [f"        {loss} = autograd.mse_loss({taken[0]}, {targets[0]})"]
-    kinds = {e.model.dtype(e.model.results[i]) for i in trained}
+    kinds = {e.model.dtype(e.model.graph.outputs[i].name) for i in trained}
     for a, t in zip(taken[1:], targets[1:], strict=True):
         one = f"autograd.mse_loss({a}, {t})"
         out += lines(f"{loss} = ", call("autograd.add", [loss, one if len(kinds) == 1 else f"op.CastLike({one}, {loss})"]), 8)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import NodeProto
 
 from singa_backend import dtypes
 from singa_backend.errors import UnsupportedModel
+from singa_backend.ir.graph import Node
 from singa_backend.proto.messages import FreshNames
 
 from .text import Expr, call, cleaned, quoted
@@ -42,9 +42,9 @@ class StoredArrays:
         """The expression that reads a constant."""
         return f"w.arrays[{quoted(self._put(name, array))}]"
 
-    def attribute(self, node: NodeProto, name: str, array: np.ndarray) -> str:
+    def attribute(self, node: Node, name: str, array: np.ndarray) -> str:
         """The expression that reads an attribute."""
-        key = self._free(f"{node.output[0]}.{name}")
+        key = self._free(f"{node.output_names[0]}.{name}")
         self._keys["\0" + key] = key  # taken by an attribute, not by a value
         self.arrays[key] = self._storable(key, array)
         return f"w.arrays[{quoted(key)}]"
@@ -74,7 +74,7 @@ class StoredArrays:
         return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 
 
-def refused(why: str, node: NodeProto | None = None) -> UnsupportedModel:
+def refused(why: str, node: Node | None = None) -> UnsupportedModel:
     """Create the error for a part of a model that cannot be written."""
     return UnsupportedModel(
         f"the program cannot be written: {why}",

@@ -6,13 +6,15 @@ row by row.  Slices of the last row before these nodes, instead of one after the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from singa_backend.ir.declaration import has_trait
-from singa_backend.proto.schemas import MICROSOFT
+from singa_backend.ir.graph import Graph, Node, Value
+from singa_backend.ir.structure import read_structure
+from singa_backend.ir.writer import write
+from singa_backend.proto.messages import FreshNames
+from singa_backend.proto.schemas import MICROSOFT, plain_domain
 
 NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 """Norms of the last axis, if their attribute `axis` is -1."""
@@ -33,12 +35,11 @@ def keep_last_row(model: ModelProto, logits: str) -> ModelProto:
     Returns:
         The model; unchanged if another operator than those that compute row by row makes the output.
     """
-    graph = model.graph
-    output = next((v for v in graph.output if v.name == logits), None)
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if output is None or opset < 10 or _ranks([output]).get(logits) != 3:
+    output = next((v for v in model.graph.output if v.name == logits), None)
+    opsets = {plain_domain(o.domain): o.version for o in model.opset_import}
+    if output is None or opsets.get("", 0) < 10 or len(output.type.tensor_type.shape.dim) != 3:
         return model
-    chain = _Chain(graph, logits)
+    chain = _Chain(read_structure(model.graph, opsets, {(f.domain, f.name) for f in model.functions}), logits)
     if not any(n.op_type in PRODUCTS for n in chain.nodes):
         return model
     chain.cut()
@@ -48,111 +49,89 @@ def keep_last_row(model: ModelProto, logits: str) -> ModelProto:
     return model
 
 
-def _ranks(values: Iterable[ValueInfoProto]) -> dict[str, int]:
-    """The ranks of values with types, as far as they are declared."""
-    return {
-        v.name: len(v.type.tensor_type.shape.dim)
-        for v in values
-        if v.type.HasField("tensor_type") and v.type.tensor_type.HasField("shape")
-    }
-
-
-def _captured(node: NodeProto) -> Iterator[str]:
-    """The names that the subgraphs of a node read; their own values too."""
-    for a in node.attribute:
-        for inner in [a.g] if a.HasField("g") else [*a.graphs]:
-            yield from (v.name for v in inner.output)
-            for n in inner.node:
-                yield from n.input
-                yield from _captured(n)
-
-
 class _Chain:
     """The nodes that compute an output row by row, and what only they read.
 
     Attributes:
-        graph: the graph.
-        nodes: in its order.
+        graph: the graph, as it was read from a file.
+        nodes: from the last to the first.
     """
 
-    def __init__(self, graph: GraphProto, output: str) -> None:
+    def __init__(self, graph: Graph, output: str) -> None:
         self.graph = graph
-        given = {v.name for v in graph.input}
-        self._constants = {t.name: len(t.dims) for t in graph.initializer if t.name not in given}
-        self._ranks = _ranks([*graph.value_info, *graph.input, *graph.output])
-        for n in graph.node:
-            value = next((a.t for a in n.attribute if a.name == "value"), None)
-            if n.op_type == "Constant" and value is not None:
-                self._constants[n.output[0]] = len(value.dims)
-        others = {v.name for v in graph.output if v.name != output}
-        held: set[str] = {output}
-        found: list[NodeProto] = []
-        for n in reversed(graph.node):
-            made = [o for o in n.output if o]
-            reads = held.intersection(made)
-            if reads and not others.intersection(made) and self._by_rows(n):
-                found.append(n)
-                held |= set(self._variables(n))
-            else:  # what other nodes read has to stay whole
-                others |= {*n.input, *_captured(n)}
-        self.nodes = found[::-1]
+        proto = graph.proto
+        self._ranks = {
+            v.name: len(v.type.tensor_type.shape.dim)
+            for v in (*proto.value_info, *proto.input, *proto.output)
+            if v.type.tensor_type.HasField("shape")
+        }
+        self.nodes: dict[Node, None] = {}
+        for node in reversed(graph.nodes):
+            ends = [user for o in node.results for user, _ in o.uses if user is not graph or o.name != output]
+            whole = any(user not in self.nodes for user in ends)  # what other nodes read has to stay whole
+            if not whole and (ends or any(o.name == output for o in node.results)) and self._by_rows(node):
+                self.nodes[node] = None
 
-    def _variables(self, node: NodeProto) -> list[str]:
-        return [i for i in node.input if i and i not in self._constants]
+    def _constant(self, value: Value | None) -> int | None:
+        """The rank of a constant; None for other values."""
+        if value is None or value in self.graph.optional_inputs:
+            return None
+        tensor, node = value.constant, value.producer
+        if node is not None and node.is_("Constant") and "value" in node.attributes:
+            tensor = node.attributes["value"].t
+        return len(tensor.dims) if isinstance(tensor, TensorProto) else None
 
-    def _by_rows(self, node: NodeProto) -> bool:
+    def _variables(self, node: Node) -> list[Value]:
+        return [v for v in node.inputs if v is not None and self._constant(v) is None]
+
+    def _by_rows(self, node: Node) -> bool:
         """Whether a node computes each row of outputs of three axes from the same rows of its inputs."""
-        kind, given, constants = node.op_type, list(node.input), self._constants
-        if node.domain in ("", "ai.onnx"):
+        kind, variables = node.op_type, self._variables(node)
+        if not node.domain:
             if has_trait("", kind, "broadcasting"):
                 return self._elementwise(node)
             if kind == "MatMul":
-                return constants.get(given[1]) == 2 and given[0] not in constants
-            norm = kind in NORMS and next((a.i for a in node.attribute if a.name == "axis"), -1) == -1
-            alone = has_trait("", kind, "unary") or (norm and not any(node.output[1:]))
-            return alone and self._variables(node) == given[:1]
+                return self._constant(node.inputs[1]) == 2 and self._constant(node.inputs[0]) is None
+            norm = kind in NORMS and node.get("axis", -1) == -1
+            alone = has_trait("", kind, "unary") or (norm and not any(node.outputs[1:]))
+            return alone and variables == node.inputs[:1]
         if node.domain != MICROSOFT:
             return False
         if kind in SKIPS:
-            ranks = {self._ranks.get(i) for i in given[:2]}
-            return self._variables(node) == given[:2] and ranks == {3} and not any(node.output[1:3])
+            three = all(self._rank(v) == 3 for v in node.inputs[:2])
+            return variables == node.inputs[:2] and three and not any(node.outputs[1:3])
         alone = kind in PRODUCTS | BIASED or has_trait(MICROSOFT, kind, "unary")
-        return alone and self._variables(node) == given[:1]
+        return alone and variables == node.inputs[:1]
 
-    def _elementwise(self, node: NodeProto) -> bool:
+    def _rank(self, value: Value | None) -> int | None:
+        return None if value is None else self._ranks.get(value.name)
+
+    def _elementwise(self, node: Node) -> bool:
         """Whether the operands have three axes, or are constants of at most one."""
         variables = self._variables(node)
-        small = all(self._constants[i] <= 1 for i in node.input if i in self._constants)
-        return bool(variables) and small and (len(variables) == 1 or all(self._ranks.get(i) == 3 for i in variables))
+        small = all((self._constant(v) or 0) <= 1 for v in node.inputs)
+        return bool(variables) and small and (len(variables) == 1 or all(self._rank(v) == 3 for v in variables))
 
     def cut(self) -> None:
         """Insert the slices."""
-        graph, inside = self.graph, {id(n) for n in self.nodes}
-        made = {o for n in self.nodes for o in n.output}
-        taken = {o for n in graph.node for o in n.output} | set(self._constants) | {v.name for v in graph.input}
-
-        def fresh(name: str) -> str:
-            while name in taken:
-                name += "_"
-            taken.add(name)
-            return name
-
-        bounds = [fresh(f"last_row_{what}") for what in ("starts", "ends", "axes")]
-        for name, value in zip(bounds, (-1, np.iinfo(np.int64).max, -2), strict=True):
-            graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), name))
-        rows: dict[str, str] = {}
-        nodes: list[NodeProto] = []
-        for n in graph.node:
-            for i, name in enumerate(n.input if id(n) in inside else ()):
-                if name in self._variables(n) and name not in made:
-                    if name not in rows:
-                        rows[name] = fresh(f"{name}_last_row")
-                        nodes.append(helper.make_node("Slice", [name, *bounds], [rows[name]], name=rows[name]))
-                    n.input[i] = rows[name]
-            nodes.append(n)
-        kept = [v for v in graph.value_info if v.name not in made]
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
-        copies = GraphProto(node=nodes)
-        del graph.node[:]
-        graph.node.extend(copies.node)
+        graph = self.graph
+        names = FreshNames(graph.values, mark="_")
+        bounds: list[Value | None] = []
+        for what, number in (("starts", -1), ("ends", np.iinfo(np.int64).max), ("axes", -2)):
+            name = names.new(f"last_row_{what}")
+            tensor = numpy_helper.from_array(np.array([number], np.int64), name)
+            bounds.append(graph.add_initializer(Value(name, constant=tensor)))
+        rows: dict[Value, Value] = {}
+        for node in reversed(self.nodes):
+            for i, value in enumerate(node.inputs):
+                if value is None or value.producer in self.nodes or self._constant(value) is not None:
+                    continue
+                if value not in rows:
+                    rows[value] = Value(names.new(f"{value.name}_last_row"))
+                    graph.insert(Node("Slice", [value, *bounds], [rows[value]], name=rows[value].name), node)
+                node.put(i, rows[value])
+        write(graph)
+        made = {o.name for node in self.nodes for o in node.results}
+        kept = [v for v in graph.proto.value_info if v.name not in made]
+        del graph.proto.value_info[:]
+        graph.proto.value_info.extend(kept)

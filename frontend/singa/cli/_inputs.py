@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from singa_backend import Value
-    from singa_backend.debug import Source
+    from singa_backend.debug import ComparedModel
 
 _OPTIONS = (
     click.option("--input", "-i", "files", multiple=True, metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file."),
@@ -94,7 +94,7 @@ class InputOptions:
             feeds[name] = _feeds.from_file(Path(file), named[name])
         return feeds
 
-    def gather_of(self, source: Source, other: Any = None) -> dict[str, Any]:
+    def gather_of(self, source: ComparedModel, other: Any = None) -> dict[str, Any]:
         """Return the inputs of a model that is debugged; drawn ones have open sizes that it accepts, and a line tells them.
 
         Args:

@@ -34,9 +34,9 @@ def command(model: Path, inputs: InputOptions, sides: Sides, to: Path | None, de
 
     check_places(folders=(to,))
     other = trusted(sides.against, sides.program, device)
-    source = debug.Source.of(model)
+    source = debug.ComparedModel.of(model)
     feeds = inputs.gather_of(source, other)
-    with progress(len(source.calls), "comparing", unit="nodes", quiet=as_json) as step:
+    with progress(len(source.graph), "comparing", unit="nodes", quiet=as_json) as step:
         found = debug.bisect(source, feeds, against=other, device=device, to=to, progress=step, **sides.settings())
     if as_json:
         write_json({"diverges": found is not None, "against": sides.program or other} | (found.to_dict() if found else {}))

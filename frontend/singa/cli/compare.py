@@ -156,9 +156,9 @@ def command(
     other = trusted(sides.against, sides.program, device)
     if page:
         check(page, parents=True, keeps=(model, sides.against, inputs.archive))
-    source = debug.Source.of(model)
+    source = debug.ComparedModel.of(model)
     feeds = inputs.gather_of(source, other)
-    with progress(None if optimised else len(source.calls), "comparing", unit="nodes", quiet=as_json) as step:
+    with progress(None if optimised else len(source.graph), "comparing", unit="nodes", quiet=as_json) as step:
         found = debug.compare(source, feeds, against=other, device=device, optimised=optimised, progress=step, **sides.settings())
     if page:
         write_text(page, inspect(model).html(comparison=found.to_dict()))
@@ -173,7 +173,7 @@ def command(
         sys.exit(NO)
 
 
-def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, local: bool, layers: bool) -> None:
+def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.ComparedModel, local: bool, layers: bool) -> None:
     from singa_backend.comparison.tolerances import narrowest
     from singa_backend.dtypes import from_type_string, onnx_name
 
@@ -292,14 +292,14 @@ def tolerances(differences: Iterable[debug.Difference], nodes: int) -> list[str]
     return lines
 
 
-def _depth(source: debug.Source, value: str) -> int:
+def _depth(source: debug.ComparedModel, value: str) -> int:
     """Return the number of nodes that a value depends on."""
-    found, waiting = set[int](), [value]
+    found, waiting = set[object](), [source.values[value]] if value in source.values else []
     while waiting:
-        maker = source.makers.get(waiting.pop())
-        if maker is not None and maker.index not in found:
-            found.add(maker.index)
-            waiting += maker.uses
+        node = waiting.pop().producer
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += node.reads
     return len(found)
 
 

@@ -35,7 +35,7 @@ def command(model: Path, taken: tuple[str, ...], made: tuple[str, ...], path: Pa
     from singa_backend import debug
 
     check(path)
-    source = debug.Source.of(model)
+    source = debug.ComparedModel.of(model)
     part = debug.extract(source, _names(source, taken), _names(source, made), path)
     facts = {
         "written": str(path),
@@ -55,7 +55,6 @@ def _list(names: object) -> str:
     return ", ".join(map(repr, names)) if isinstance(names, list) and names else "no inputs"
 
 
-def _names(source: debug.Source, given: tuple[str, ...]) -> list[str]:
+def _names(source: debug.ComparedModel, given: tuple[str, ...]) -> list[str]:
     """The names; a comma separates them unless it belongs to the name of a value."""
-    known = source.makers.keys() | source.weights.keys()
-    return [n for text in given for n in ([text] if text in known else filter(None, text.split(",")))]
+    return [n for text in given for n in ([text] if text in source.values else filter(None, text.split(",")))]

@@ -132,7 +132,7 @@ def _write(file: Path, inputs: InputOptions, options: GuardOptions, as_json: boo
         raise click.BadParameter(
             f"must be MODULE:CLASS or one of {', '.join(AGAINST)}, got {options.engine!r}", param_hint="--by"
         )
-    source = debug.Source.of(file)
+    source = debug.ComparedModel.of(file)
     if inputs.sizes and inputs.given:
         raise click.UsageError("--size is for drawn inputs: other inputs have the sizes of their arrays")
     feeds = inputs.gather_of(source) if inputs.given else None

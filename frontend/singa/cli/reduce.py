@@ -86,7 +86,7 @@ def command(
                 message += "; `sonnx compare` accepts models and saved values, `sonnx bisect` models"
             raise click.BadParameter(message, param_hint="--against")
         predicate = debug.differs(trusted(against, program, device), device=device, rtol=rtol, atol=atol, timeout=timeout)
-    source = debug.Source.of(model)
+    source = debug.ComparedModel.of(model)
     feeds = inputs.gather_of(source)
     with progress(None, "reducing", unit="candidates", quiet=as_json) as step:
         found = debug.reduce(source, feeds, predicate, to=to, tries=tries, progress=step)

@@ -24,8 +24,8 @@ from ...proto import test_data
 from ...proto.load import ModelSource
 from ...proto.source import file_digest
 from ..lockstep import Values, attempt
+from ..model import ComparedModel, nodes_for, result_names
 from ..setting import AGAINST, BUDGET, is_engine, is_saved, trusted
-from ..submodel import NodeCall, Source
 from .document import CODE, Guard, GuardCase, GuardedValue, read_guard
 from .locate import Culprit, GuardSearch, origin_of
 from .summary import judge, parts
@@ -172,7 +172,7 @@ def check_guard(
     guard: str | Path | Guard,
     *,
     against: str | os.PathLike[str] | EngineCommand = "onnxruntime",
-    model: ModelSource | Source | None = None,
+    model: ModelSource | ComparedModel | None = None,
     case: str | None = None,
     to: str | Path | None = None,
     timeout: float = 60.0,
@@ -241,27 +241,27 @@ def _engine(against: str | EngineCommand, timeout: float) -> Engine:
     return trusted(against, timeout=timeout)
 
 
-def _model(guard: Guard, model: ModelSource | Source | None, needed: bool) -> Source | None:
+def _model(guard: Guard, model: ModelSource | ComparedModel | None, needed: bool) -> ComparedModel | None:
     """The model to run."""
     if model is not None:
-        return Source.of(model)
+        return ComparedModel.of(model)
     name = guard.model["file"]
     plain = guard.folder is not None and name and name == os.path.basename(name)
     if guard.folder is not None and plain and os.path.isfile(guard.folder / name):
-        return Source(guard.folder / name)
+        return ComparedModel(guard.folder / name)
     if needed:
         where = f"{name} is not in the folder of the guard" if plain else "the guard was written from a model without a file"
         raise InvalidInput(f"a model to run must be passed: {where}", code=CODE, hint="--model MODEL, or model=")
     return None
 
 
-def _same(guard: Guard, source: Source | None) -> bool | None:
+def _same(guard: Guard, source: ComparedModel | None) -> bool | None:
     if source is None or source.path is None or not guard.model["sha256"]:
         return None
     return bool(file_digest(source.path) == guard.model["sha256"])
 
 
-def _notes(guard: Guard, source: Source | None) -> list[str]:
+def _notes(guard: Guard, source: ComparedModel | None) -> list[str]:
     if source is None:
         return []
     opsets = {o.domain or "ai.onnx": o.version for o in source.proto.opset_import}
@@ -277,7 +277,7 @@ class _Checker:
     """Compares the values of each case."""
 
     def __init__(
-        self, guard: Guard, cases: Sequence[GuardCase], source: Source | None, made: GuardCheck, step: Callable[..., None]
+        self, guard: Guard, cases: Sequence[GuardCase], source: ComparedModel | None, made: GuardCheck, step: Callable[..., None]
     ) -> None:
         self.guard, self.cases, self.source, self.made, self.step = guard, cases, source, made, step
         self.failed: FailedRun | None = None
@@ -303,19 +303,19 @@ class _Checker:
                 self.made.failures[case.name] = str(failure)
         for case, feeds, whole in done:
             stored = [v for v in self.guard.values if case.name in v.cases]
-            inner = [v for v in stored if v.name not in whole and v.name in source.makers]
+            inner = [v for v in stored if v.name not in whole and source.producer(v.name)]
             found: Values = {n: v for n, v in whole.items() if n in {v.name for v in stored}}
             refused = {
                 v.name: "the model has no value of this name"
                 for v in stored
-                if v.name not in whole and v.name not in source.makers
+                if v.name not in whole and source.producer(v.name) is None
             }
             for chunk in _chunks(inner, case.name):
                 self._inner(engine, case.name, chunk, feeds, found, refused)
             self._judge(case, found, refused)
             self.step(note=case.name)
 
-    def _accepted(self, source: Source, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _accepted(self, source: ComparedModel, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs of the guard that the model has; raises InvalidInput if it needs others."""
         known = {v.name: v.dtype for v in (*source.inputs, *source.optional_inputs)}
         missing = [v.name for v in source.inputs if v.name not in feeds]
@@ -333,7 +333,7 @@ class _Checker:
         assert source is not None
         known = {v.name: _empty(v, case, source) for v in values if "" in v.cases[case]}
         names = [v.name for v in values]
-        calls = _needed(source, names)
+        calls = nodes_for(names, source.graph.nodes)
         made = attempt(engine, source, calls, feeds, names, known)
         if isinstance(made, dict):
             found |= made
@@ -419,29 +419,19 @@ class _Checker:
         source = self.source
         assert source is not None
         case = next(c for c in self.cases if c.name in self.made.failures)
-        feeds = inputs_of(case)
-        low, high = 0, len(source.calls)
+        feeds, nodes = inputs_of(case), source.graph.nodes
+        low, high = 0, len(nodes)
         while low + 1 < high:
             middle = (low + high) // 2
-            found = attempt(engine, source, source.calls[:middle], feeds, source.calls[middle - 1].outputs[:1])
+            found = attempt(engine, source, nodes[:middle], feeds, result_names(nodes[middle - 1])[:1])
             low, high = (low, middle) if isinstance(found, FailedRun) else (middle, high)
-        if not source.calls:
+        if not nodes:
             return None
-        call = source.calls[high - 1]
-        return Culprit(call.name, call.operator, case.name, call.outputs[0], str(failure), 1, "failure")
+        call = nodes[high - 1]
+        return Culprit(call.name, call.op_type, case.name, result_names(call)[0], str(failure), 1, "failure")
 
 
-def _needed(source: Source, names: Sequence[str]) -> list[NodeCall]:
-    """The nodes that these values need, in order."""
-    wanted, found = set(names), list[NodeCall]()
-    for call in reversed(source.calls):
-        if wanted & set(call.outputs):
-            wanted.update(call.uses)
-            found.append(call)
-    return found[::-1]
-
-
-def _empty(value: GuardedValue, case: str, source: Source) -> np.ndarray:
+def _empty(value: GuardedValue, case: str, source: ComparedModel) -> np.ndarray:
     """An array of a value's type in the checked model, without memory of its own."""
     stored = value.cases[case][""]
     code = source.types[value.name].tensor_type.elem_type if value.name in source.types else 0

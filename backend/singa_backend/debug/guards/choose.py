@@ -9,8 +9,8 @@ import numpy as np
 
 from ... import dtypes
 from ...ir.declaration import has_trait
-from ...proto.schemas import plain_domain
-from ..submodel import NodeCall, Source
+from ...ir.graph import Node
+from ..model import ComparedModel, message_of, read_names, result_names
 from .document import GuardNode
 from .draws import digest
 from .summary import LEVELS, Level, exact
@@ -19,50 +19,50 @@ Types = Mapping[str, tuple[np.dtype[np.generic], tuple[int, ...]]]
 """The dtype and the shape of each array of a run, by the name of the value and of its part."""
 
 
-def attributes_hash(source: Source, call: NodeCall) -> str:
+def attributes_hash(source: ComparedModel, call: Node) -> str:
     """The hash of a node's operator and attributes, also those that have their defaults; 12 hexadecimal digits."""
-    state = hashlib.sha256(f"{plain_domain(call.proto.domain)}\0{call.operator}".encode())
-    for name, attribute in sorted(source.attributes(call.proto).items()):
+    state = hashlib.sha256(f"{call.domain}\0{call.op_type}".encode())
+    for name, attribute in sorted(source.attributes(message_of(call)).items()):
         state.update(name.encode())
         state.update(attribute.SerializeToString(deterministic=True))
     return state.hexdigest()[:12]
 
 
-def node_of(source: Source, call: NodeCall) -> GuardNode:
+def node_of(source: ComparedModel, call: Node) -> GuardNode:
     """A node as a guard stores it."""
-    return GuardNode(call.name, call.operator, call.uses, call.outputs, attributes_hash(source, call))
+    return GuardNode(call.name, call.op_type, read_names(call), result_names(call), attributes_hash(source, call))
 
 
-def weight_hash(source: Source, name: str) -> str:
+def weight_hash(source: ComparedModel, name: str) -> str:
     """The type and the hash of a weight."""
     value = source.weight(name)
     return f"{dtypes.onnx_name(value.dtype)}{list(value.shape)} {digest(value)}"
 
 
-def stable_values(source: Source) -> tuple[list[tuple[NodeCall, str]], list[str]]:
+def stable_values(source: ComparedModel) -> tuple[list[tuple[Node, str]], list[str]]:
     """The values that depend on the inputs and not on random numbers, in order, and notes on the others."""
-    random, constant, found = set[str](), set[str](), list[tuple[NodeCall, str]]()
-    for call in source.calls:
-        if source.draws(call) or any(n in random for n in call.uses):
-            random.update(call.outputs)
-        elif all(n in constant or n in source.weights for n in call.uses):
-            constant.update(call.outputs)
+    random, constant, found = set[str](), set[str](), list[tuple[Node, str]]()
+    for call in source.graph.nodes:
+        if source.draws(call) or any(n in random for n in read_names(call)):
+            random.update(result_names(call))
+        elif all(n in constant or n in source.weights for n in read_names(call)):
+            constant.update(result_names(call))
         else:
-            found += [(call, n) for n in call.outputs if not _mask(call, n)]
+            found += [(call, n) for n in result_names(call) if not _mask(call, n)]
     notes = [f"{len(random)} values depend on random numbers"] if random else []
     kept = constant & set(source.outputs)  # an output of the model is stored, even if it is constant
-    found = [(c, n) for c in source.calls for n in c.outputs if n in kept] + found
+    found = [(c, n) for c in source.graph.nodes for n in result_names(c) if n in kept] + found
     return found, notes + ([f"{len(constant - kept)} values depend on weights only"] if constant - kept else [])
 
 
-def _mask(call: NodeCall, name: str) -> bool:
+def _mask(call: Node, name: str) -> bool:
     """Whether a value is the mask of a Dropout that drops nothing, which ONNX does not define."""
-    return call.operator == "Dropout" and name in call.proto.output[1:]
+    return call.op_type == "Dropout" and name in call.output_names[1:]
 
 
 def select(
-    source: Source, values: Sequence[tuple[NodeCall, str]], types: Sequence[Types], budget: int
-) -> tuple[list[tuple[NodeCall, str]], Level]:
+    source: ComparedModel, values: Sequence[tuple[Node, str]], types: Sequence[Types], budget: int
+) -> tuple[list[tuple[Node, str]], Level]:
     """Choose values and how much is stored of each, so that they fit.
 
     All values are stored if they fit at the second or a higher level.  Otherwise the nodes are divided into runs of equal length,
@@ -110,27 +110,27 @@ def _arrays(name: str, types: Sequence[Types]) -> bool:
     return all(name in case for case in types)
 
 
-def _live(source: Source) -> dict[int, int]:
+def _live(source: ComparedModel) -> dict[Node, int]:
     """How many values are live after each node, by its index."""
     found, live = {}, set[str]()
-    for i, call in enumerate(source.calls):
-        live.update(call.outputs)
-        live.difference_update(source.dies.get(i, ()))
-        found[call.index] = len(live)
+    for call in source.graph.nodes:
+        live.update(result_names(call))
+        live.difference_update(source.dies.get(call, ()))
+        found[call] = len(live)
     return found
 
 
-def _narrow(values: Sequence[tuple[NodeCall, str]], count: int, live: Mapping[int, int]) -> list[tuple[NodeCall, str]]:
+def _narrow(values: Sequence[tuple[Node, str]], count: int, live: Mapping[Node, int]) -> list[tuple[Node, str]]:
     """Of `count` runs of equal length, the value after which the fewest are live; the last one of those."""
     found = []
     for i in range(count):
         run = values[i * len(values) // count : (i + 1) * len(values) // count]
-        found.append(min(reversed(run), key=lambda v: (live[v[0].index], _moved(v[0]))))
+        found.append(min(reversed(run), key=lambda v: (live[v[0]], _moved(v[0]))))
     return found
 
 
-def _moved(call: NodeCall) -> bool:
-    return has_trait(plain_domain(call.proto.domain), call.operator, "moves")
+def _moved(call: Node) -> bool:
+    return has_trait(call.domain, call.op_type, "moves")
 
 
 def between(nodes: Mapping[str, GuardNode], value: str, known: Collection[str]) -> list[GuardNode]:
@@ -155,25 +155,21 @@ def makers(nodes: Iterable[GuardNode]) -> dict[str, GuardNode]:
     return {n: node for node in nodes for n in node.makes}
 
 
-def index_bounds(source: Source) -> dict[str, int]:
+def index_bounds(source: ComparedModel) -> dict[str, int]:
     """For each input that a Gather reads as indices of a weight, perhaps moved, the number of rows that it may select."""
-    readers: dict[str, list[NodeCall]] = {}
-    for call in source.calls:
-        for name in call.uses:
-            readers.setdefault(name, []).append(call)
     found: dict[str, int] = {}
     for value in source.inputs:
-        seen, waiting = {value.name}, [value.name]
+        start = source.values[value.name]
+        seen, waiting = {start}, [start]
         while waiting:
-            name = waiting.pop()
-            for call in readers.get(name, ()):
-                inputs = list(call.proto.input)
-                if call.operator == "Gather" and inputs[1] == name and inputs[0] in source.weights:
-                    axis = next((a.i for a in call.proto.attribute if a.name == "axis"), 0)
-                    rows = source.weights[inputs[0]].dims[axis]
+            read = waiting.pop()
+            for node in read.users:
+                table = node.input_names[0]
+                if node.op_type == "Gather" and node.input(1) is read and table in source.weights:
+                    rows = source.weights[table].dims[node.get("axis", 0)]
                     found[value.name] = min(rows, found.get(value.name, rows))
-                elif inputs[:1] == [name] and _moved(call) and call.operator != "Shape":
-                    more = [n for n in call.outputs if n not in seen]
+                elif node.input(0) is read and _moved(node) and node.op_type != "Shape":
+                    more = [o for o in node.results if o not in seen]
                     seen.update(more)
                     waiting += more
     return found

@@ -14,11 +14,12 @@ from ...comparison.difference import Difference, Tolerance, difference
 from ...engines.command import EngineCommand
 from ...engines.local import FailedRun, Ours
 from ...errors import SonnxError
+from ...ir.graph import Node
 from .. import repro
 from ..bisect import bisect
 from ..lockstep import attempt
+from ..model import ComparedModel, nodes_for, read_names, result_names
 from ..setting import DEFINITION
-from ..submodel import NodeCall, Source
 from .choose import attributes_hash, between, makers, weight_hash
 from .document import Guard, GuardNode
 from .write import inputs_of
@@ -113,7 +114,7 @@ class GuardSearch:
     """
 
     def __init__(
-        self, guard: Guard, source: Source | None, against: str | EngineCommand | None, timeout: float, to: Path | None
+        self, guard: Guard, source: ComparedModel | None, against: str | EngineCommand | None, timeout: float, to: Path | None
     ) -> None:
         self.guard, self.source, self.against, self.timeout, self.to = guard, source, against, timeout, to
 
@@ -153,17 +154,17 @@ class GuardSearch:
         """How a node of the checked model differs from the guard's."""
         source = self.source
         assert source is not None
-        call = next((source.makers[n] for n in node.makes if n in source.makers), None)
+        call = next(filter(None, map(source.producer, node.makes)), None)
         if call is None:
             return ["it is not in this model"]
         notes = []
-        if call.operator != node.operator:
-            notes.append(f"it is a {call.operator} in this model")
+        if call.op_type != node.operator:
+            notes.append(f"it is a {call.op_type} in this model")
         elif attributes_hash(source, call) != node.attributes:
             notes.append("its attributes, or the defaults of this opset, are others")
-        if call.uses != node.reads:
-            notes.append(f"it reads {', '.join(call.uses)} and not {', '.join(node.reads)}"[:200])
-        for name in call.uses:
+        if read_names(call) != node.reads:
+            notes.append(f"it reads {', '.join(read_names(call))} and not {', '.join(node.reads)}"[:200])
+        for name in read_names(call):
             known = self.guard.weights.get(name)
             if known is not None and name not in source.weights:
                 notes.append(f"{name!r} is not a weight in this model")
@@ -205,8 +206,8 @@ class GuardSearch:
                 return None
             part, feeds, theirs = repro.read(Path(place))
             folder, right = self._folder(found.node.node), Ours().run(part.proto, part.folder, feeds)
-            repro.write(folder, part, part.calls, feeds, part.outputs, right)
-        tolerance = part.widened_by(Tolerance(), part.calls)
+            repro.write(folder, part, part.graph.nodes, feeds, part.outputs, right)
+        tolerance = part.widened_by(Tolerance(), part.graph.nodes)
         wrong = theirs if self.against != "sonnx" else {}
         notes = [f"alone, {n!r}: {d}" for n, v in wrong.items() if not (d := difference(v, right[n], tolerance)).agrees]
         notes += [f"alone: {found.failure}"] if found.failure else []
@@ -219,7 +220,7 @@ class GuardSearch:
     def _write(self, made: Culprit) -> None:
         """Write the node with the inputs that the definitions compute, and the outputs that the guard stores whole."""
         source = self.source
-        call = next((c for c in source.calls if c.name == made.node), None) if source else None
+        call = next((c for c in source.graph.nodes if c.name == made.node), None) if source else None
         if source is None or call is None:
             return
         feeds = self._feeds(made.case)
@@ -227,22 +228,18 @@ class GuardSearch:
         if values is None:
             return
         stored = {v.name: v.cases.get(made.case, {}).get("") for v in self.guard.values}
-        results = {n: s.elements.reshape(s.shape) for n in call.outputs if (s := stored.get(n)) is not None and s.whole}
+        results = {n: s.elements.reshape(s.shape) for n in result_names(call) if (s := stored.get(n)) is not None and s.whole}
         made.folder = self._folder(call.name)
-        repro.write(made.folder, source, [call], values, call.outputs, results)
+        repro.write(made.folder, source, [call], values, result_names(call), results)
         if not results:
             made.notes.append("the guard does not store its outputs whole: the data set has inputs only")
 
 
-def read_values(source: Source, call: NodeCall, feeds: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+def read_values(source: ComparedModel, call: Node, feeds: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
     """The values that a node reads, computed by definitions; None if they cannot be."""
-    names = [n for n in call.uses if n in source.makers]
-    needed, before = set(names), list[NodeCall]()
-    for one in reversed(source.calls[: source.calls.index(call)]):
-        if needed & set(one.outputs):
-            needed.update(one.uses)
-            before.insert(0, one)
+    names = [n for n in read_names(call) if source.producer(n)]
+    before = nodes_for(names, source.graph.nodes[: source.graph.nodes.index(call)])
     found = attempt(Ours(), source, before, dict(feeds), names) if names else {}
     if isinstance(found, FailedRun):
         return None
-    return {n: v for n, v in {**feeds, **found}.items() if n in call.uses}
+    return {n: v for n, v in {**feeds, **found}.items() if n in read_names(call)}

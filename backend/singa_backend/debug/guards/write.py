@@ -20,13 +20,14 @@ from ...engines.local import Engine, FailedRun, Ours
 from ...errors import InvalidInput, ResourceExhausted, SonnxError
 from ...io.files import write_text
 from ...io.installation import version
+from ...ir.graph import Node
 from ...kernels.work import flops
 from ...limits import check_number
 from ...proto.load import ModelSource
 from ...proto.source import file_digest
 from ..lockstep import Values, walk
+from ..model import ComparedModel
 from ..setting import BUDGET, trusted
-from ..submodel import NodeCall, Source
 from .choose import Types, between, index_bounds, makers, node_of, select, stable_values, weight_hash
 from .document import Guard, GuardCase, GuardedValue, GuardInput
 from .draws import EDGES, NORMAL, check_inputs, check_sizes, digest, draw, key_of, words
@@ -82,7 +83,7 @@ def _noise(name: str, value: Any, ulps: float, norm: float, single: bool) -> Any
 
 
 def write_guard(
-    model: ModelSource | Source,
+    model: ModelSource | ComparedModel,
     path: str | Path,
     *,
     inputs: Mapping[str, Any] | None = None,
@@ -99,7 +100,7 @@ def write_guard(
     stored if they fit in `size`; otherwise the outputs and ends of blocks.
 
     Args:
-        model: a path (then long weights stay in the file), a ModelProto, bytes, or a Source.
+        model: a path (then long weights stay in the file), a ModelProto, bytes, or a ComparedModel.
         path: the file to write.
         inputs: arrays by name, as for `SingaRep.run`, which are stored in the file; None to draw inputs.
         sizes: symbolic sizes by name, for drawn inputs.
@@ -118,7 +119,7 @@ def write_guard(
             (SX991).
     """
     check_number("size", size, 4096, whole=True)
-    source = Source.of(model)
+    source = ComparedModel.of(model)
     step = progress or (lambda **_: None)
     side: Engine = Ours() if engine == "sonnx" else trusted(engine)
     try:
@@ -142,7 +143,7 @@ def inputs_of(case: GuardCase) -> dict[str, np.ndarray]:
     return {name: given.array() for name, given in case.inputs.items()}
 
 
-def drawn_inputs(source: Source, seed: int = 0, run: Callable[[Values], object] | None = None) -> dict[str, np.ndarray]:
+def drawn_inputs(source: ComparedModel, seed: int = 0, run: Callable[[Values], object] | None = None) -> dict[str, np.ndarray]:
     """Draw one set of inputs that a model accepts, values near a normal distribution.
 
     Args:
@@ -166,7 +167,7 @@ class _GuardWriter:
 
     def __init__(
         self,
-        source: Source,
+        source: ComparedModel,
         engine: Engine,
         size: int,
         step: Callable[..., None],
@@ -185,8 +186,8 @@ class _GuardWriter:
         else:
             cases = [self.given(inputs)]
         check_inputs([(i.dtype, i.shape) for c in cases for i in c.inputs.values()])
-        nodes = [node_of(source, c) for c in source.calls]
-        weights = {n: weight_hash(source, n) for n in source.weights if any(n in c.uses for c in source.calls)}
+        nodes = [node_of(source, c) for c in source.graph.nodes]
+        weights = {n: weight_hash(source, n) for n in source.weights if source.values[n].users}
         found = Guard(self.facts(nodes, weights), self.versions(), Level(1, 1), cases, [], nodes, weights, [])
         fixed = len(found.text(self.size).encode()) + 2048
         chosen, found.level = select(source, self.values, self.types, (self.size - fixed) * 19 // 20)
@@ -233,7 +234,7 @@ class _GuardWriter:
         if self.run:
             self.run(feeds)
             return found
-        ends = [n for n in self.source.outputs if n in self.source.makers]
+        ends = self.source.results
         useful = not ends
         for visit in walk(self.source, self.engine, None, feeds, BUDGET):
             if isinstance(visit.mine, FailedRun):
@@ -334,11 +335,11 @@ class _GuardWriter:
         self.types.append(types)
         return case, ""
 
-    def stored(self, chosen: Sequence[tuple[NodeCall, str]], level: Level, cases: Sequence[GuardCase]) -> list[GuardedValue]:
+    def stored(self, chosen: Sequence[tuple[Node, str]], level: Level, cases: Sequence[GuardCase]) -> list[GuardedValue]:
         """The values with their summaries, and with tolerances that rounding errors do not exceed."""
         source, found = self.source, dict[str, GuardedValue]()
         for call, name in chosen:
-            found[name] = GuardedValue(name, call.name, call.operator, 1, name in source.outputs)
+            found[name] = GuardedValue(name, call.name, call.op_type, 1, name in source.outputs)
         for case in cases:
             feeds = inputs_of(case)
             for visit in walk(source, self.engine, None, feeds, BUDGET):

@@ -193,13 +193,14 @@ def known(case: GraphCase) -> dict[str, Known]:
     model = ModelProto()
     model.CopyFrom(case.model)
     have = {o.name for o in model.graph.output}
-    kinds = {o: "optional" for n in model.graph.node if n.op_type == "Optional" for o in n.output}
+    optional = {o for n in model.graph.node if n.op_type == "Optional" for o in n.output}
     for name in dict.fromkeys(o for n in model.graph.node for o in n.output if o and o not in have):
         model.graph.output.append(ValueInfoProto(name=name))
     feeds = [[case.feeds[i.name]] * (PERTURBED + 1) for i in model.graph.input]
     runs = compute(model, feeds, np.random.default_rng([case.seed, case.index, 13]))
     return {
-        o.name: Known(o.name, run, kinds.get(o.name, kind_of(run[0]))) for o, run in zip(model.graph.output, runs, strict=True)
+        o.name: Known(o.name, run, "optional" if o.name in optional else kind_of(run[0]))
+        for o, run in zip(model.graph.output, runs, strict=True)
     }
 
 

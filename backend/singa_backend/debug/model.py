@@ -1,11 +1,10 @@
-"""A model as calls over named values; any run of calls can be extracted as a separate model."""
+"""A model whose nodes are compared: its graph, its weights, and any nodes of it as a separate model."""
 
 from __future__ import annotations
 
-import graphlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,55 +18,31 @@ from ..comparison import tolerances
 from ..comparison.difference import Tolerance
 from ..errors import InvalidModel
 from ..ir.declaration import has_trait
+from ..ir.graph import Node
+from ..ir.structure import read_structure
 from ..proto import tensor_data
 from ..proto.checker import infer_shapes
 from ..proto.load import ModelSource, open_light
 from ..proto.messages import graphs
 from ..proto.schemas import opset_of, plain_domain, schema_version, schemas
-from ..proto.values import Value
+from ..proto.values import Value as Declared
 
 
-@dataclass(frozen=True, eq=False)
-class NodeCall:
-    """One node of the main graph.
-
-    Attributes:
-        index: its position in the file.
-        name: its name, or operator and position.
-        proto: its message.
-        uses: the values that it reads, including those that its subgraphs capture.
-        outputs: the values that it produces.
-    """
-
-    index: int
-    name: str
-    proto: NodeProto
-    uses: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    @property
-    def operator(self) -> str:
-        """The operator."""
-        return self.proto.op_type
-
-    def __str__(self) -> str:
-        """Return operator and name."""
-        return f"{self.operator} {self.name!r}"
-
-
-class Source:
-    """A model's main graph.
+class ComparedModel:
+    """A model whose nodes run alone or together, and are compared with those of another side.
 
     Attributes:
         path: of the file, if the model was opened by path.
         proto: the model; if it was opened by path, the bytes of long tensors stay in the file.
         folder: the folder of these bytes.
-        weights: initializers, and tensors of Constant nodes, by name.
+        graph: its main graph; each node has a name, by default operator and index, and Constants of a tensor are initializers.
+        weights: the tensors of the initializers, by name.
+        indices: the position of each node in the file.
+        values: the values of the main graph by name.
         inputs: the inputs without an initializer.
         optional_inputs: the inputs with an initializer, which may be overridden.
         outputs: names of the outputs.
-        calls: the nodes in an order that can be run, without the Constant nodes in `weights`.
-        makers: the producer of each value.
+        results: names of the outputs that nodes return.
     """
 
     def __init__(self, model: ModelSource) -> None:
@@ -77,56 +52,82 @@ class Source:
             model: a path, a ModelProto or bytes.
 
         Raises:
-            InvalidModel: the model is not an ONNX file, the nodes have a cycle, or a value is not defined (SX101).
+            InvalidModel: the model is not an ONNX file, the nodes have a cycle or a value is not defined (SX101), or a value is
+                defined twice (SX102).
         """
         self.path = Path(model) if isinstance(model, (str, os.PathLike)) else None
         self.proto, self.folder = open_light(model)
-        graph = self.proto.graph
-        self.weights: dict[str, TensorProto | SparseTensorProto] = {t.name: t for t in graph.initializer}
-        self.weights |= {t.values.name: t for t in graph.sparse_initializer}
-        declared = [Value.from_proto(i) for i in graph.input]
+        self._functions = {(f.domain, f.name): f for f in self.proto.functions}
+        functions = {(plain_domain(f.domain), f.name) for f in self.proto.functions}
+        self.graph = read_structure(
+            self.proto.graph, {plain_domain(o.domain): o.version for o in self.proto.opset_import}, functions
+        )
+        place = {id(message): i for i, message in enumerate(self.proto.graph.node)}
+        self.indices = {node: place[id(node.proto)] for node in self.graph.nodes}
+        for node, index in self.indices.items():
+            node.name = node.name or f"{node.op_type}_{index}"
+            _store(node)
+        self.weights: dict[str, TensorProto | SparseTensorProto] = {n: v.constant for n, v in self.graph.initializers.items()}
+        declared = [Declared.from_proto(i) for i in self.proto.graph.input]
         self.inputs = tuple(v for v in declared if v.name not in self.weights)
         self.optional_inputs = tuple(v for v in declared if v.name in self.weights)
-        self.outputs = tuple(o.name for o in graph.output)
-        nodes = []
-        for i, node in enumerate(graph.node):
-            constant = _constant(node)
-            if constant is not None:
-                self.weights[node.output[0]] = constant
-            else:
-                nodes.append((i, node))
-        self.calls = tuple(_ordered(nodes))
-        self.makers = {n: call for call in self.calls for n in call.outputs}
-        known = {v.name for v in self.inputs} | self.weights.keys() | self.makers.keys()
-        for call in self.calls:
-            for n in call.uses:
-                if n not in known:
-                    raise InvalidModel(f"input {n!r} is not defined", code="SX101", node=call.name, operator=call.operator)
-        self._functions = {(f.domain, f.name): f for f in self.proto.functions}
+        self.outputs = tuple(v.name for v in self.graph.outputs)
+        self.results = tuple(v.name for v in self.graph.outputs if v.producer is not None)
+        self.values = self.graph.values
+        undefined = set(self.graph.captured)
+        for node in self.graph.nodes if undefined else ():
+            for v in node.reads:
+                if v in undefined:
+                    raise InvalidModel(f"input {v.name!r} is not defined", code="SX101", node=node.name, operator=node.op_type)
 
     @classmethod
-    def of(cls, model: ModelSource | Source) -> Source:
-        """Convert a model to a Source.
+    def of(cls, model: ModelSource | ComparedModel) -> ComparedModel:
+        """Convert a model to a ComparedModel.
 
         Args:
-            model: a path, a ModelProto, bytes, or a Source.
+            model: a path, a ModelProto, bytes, or a ComparedModel.
 
         Returns:
-            The Source itself, or a new one.
+            The ComparedModel itself, or a new one.
 
         Raises:
             InvalidModel: as for the constructor.
         """
-        return model if isinstance(model, Source) else cls(model)
+        return model if isinstance(model, ComparedModel) else cls(model)
+
+    def producer(self, name: str) -> Node | None:
+        """Return the node that returns a value; None for an input, an initializer and an unknown name.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            The node.
+        """
+        value = self.values.get(name)
+        return None if value is None else value.producer
+
+    def node(self, name: str) -> Node:
+        """Return the node that returns a value.
+
+        Args:
+            name: of a value that a node returns.
+
+        Returns:
+            The node.
+        """
+        node = self.values[name].producer
+        assert node is not None
+        return node
 
     @cached_property
-    def dies(self) -> dict[int, tuple[str, ...]]:
-        """The values that no later call reads, for each index in `calls`."""
-        last = {n: i for i, call in enumerate(self.calls) for n in (*call.outputs, *call.uses)}
-        dies: dict[int, list[str]] = {}
-        for name, i in last.items():
-            dies.setdefault(i, []).append(name)
-        return {i: tuple(names) for i, names in dies.items()}
+    def dies(self) -> dict[Node, list[str]]:
+        """The values that no later node reads, for each node."""
+        last = {v: node for node in self.graph.nodes for v in (*node.results, *node.reads)}
+        dies: dict[Node, list[str]] = {}
+        for value, node in last.items():
+            dies.setdefault(node, []).append(value.name)
+        return dies
 
     @cached_property
     def types(self) -> dict[str, TypeProto]:
@@ -134,45 +135,44 @@ class Source:
         graph = infer_shapes(self.proto).model.graph  # best effort: errors of the model are reported when it runs
         return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
 
-    def draws(self, call: NodeCall) -> bool:
+    def draws(self, node: Node) -> bool:
         """Test whether a node draws random numbers, so that its outputs cannot be compared; Dropout does in training mode.
 
         Args:
-            call: a node of this model.
+            node: a node of this model.
 
         Returns:
             Whether its outputs are random.
         """
-        if call.operator != "Dropout":
-            return has_trait(plain_domain(call.proto.domain), call.operator, "random")
-        training = call.proto.input[2] if len(call.proto.input) > 2 else ""
-        if training:
-            return training not in self.weights or bool(self.weight(training).any())
-        opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-        return opset < 7 and not any(a.name == "is_test" and a.i for a in call.proto.attribute)
+        if node.op_type != "Dropout":
+            return has_trait(node.domain, node.op_type, "random")
+        training = node.input(2)
+        if training is not None:
+            return training.name not in self.weights or bool(self.weight(training.name).any())
+        return self.graph.opsets.get("", 1) < 7 and not node.get("is_test")
 
-    def looser(self, call: NodeCall) -> frozenset[str]:
+    def looser(self, node: Node) -> frozenset[str]:
         """Return the operators of a node, of its graphs and functions, that widen the tolerance of its outputs.
 
         Those that compute in float32, and its own one if its results have a bounded range.
 
         Args:
-            call: a node of this model.
+            node: a node of this model.
 
         Returns:
             Their names in the registry of tolerances.
         """
-        found, nodes, entered = set[str](), [call.proto], set[tuple[str, str]]()
-        while nodes:
-            node = nodes.pop()
-            function = self._functions.get((node.domain, node.op_type))
+        found, messages, entered = set[str](), [message_of(node)], set[tuple[str, str]]()
+        while messages:
+            message = messages.pop()
+            function = self._functions.get((message.domain, message.op_type))
             if function is None:
-                found.add(tolerances.qualified(node.domain, node.op_type))
-                nodes += [n for g in graphs(node) for n in g.node]
-            elif (node.domain, node.op_type) not in entered:
-                entered.add((node.domain, node.op_type))
-                nodes += function.node
-        own = tolerances.qualified(call.proto.domain, call.operator)
+                found.add(tolerances.qualified(message.domain, message.op_type))
+                messages += [n for g in graphs(message) for n in g.node]
+            elif (message.domain, message.op_type) not in entered:
+                entered.add((message.domain, message.op_type))
+                messages += function.node
+        own = tolerances.qualified(node.domain, node.op_type)
         return tolerances.looser(found) | (frozenset([own]) & tolerances.RANGES.keys())
 
     @cached_property
@@ -183,11 +183,11 @@ class Source:
         values it moves.
         """
         found: dict[str, frozenset[str]] = {}
-        for call in self.calls:
-            moves = has_trait(plain_domain(call.proto.domain), call.operator, "moves")
-            read = frozenset[str]().union(*(found[n] for n in call.uses if n in found))
-            operators = self.looser(call) | (read if moves else tolerances.looser(read))
-            found |= dict.fromkeys(call.outputs, operators) if operators else {}
+        for node in self.graph.nodes:
+            moves = has_trait(node.domain, node.op_type, "moves")
+            read = frozenset[str]().union(*(found[v.name] for v in node.reads if v.name in found))
+            operators = self.looser(node) | (read if moves else tolerances.looser(read))
+            found |= dict.fromkeys(result_names(node), operators) if operators else {}
         return found
 
     @cached_property
@@ -196,7 +196,7 @@ class Source:
         graph = self.proto.graph
         codes = {v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
         codes |= {w.data_type for w in self.weights.values() if isinstance(w, TensorProto)}
-        codes |= {a.i for call in self.calls for a in call.proto.attribute if a.name in ("to", "dtype", "output_dtype")}
+        codes |= {node.get(name) for node in self.graph.nodes for name in ("to", "dtype", "output_dtype")} - {None}
         if sum(dtypes.is_code(c) and dtypes.is_float(dtypes.numpy_dtype(c)) for c in codes) < 2:
             return {}
         found = {n: t.tensor_type.elem_type for n, t in self.types.items()}
@@ -204,19 +204,19 @@ class Source:
         known = {n: dtypes.numpy_dtype(c) for n, c in found.items() if dtypes.is_code(c)}
         return {n: d for n, d in known.items() if dtypes.is_float(d)}
 
-    def rounds(self, calls: Iterable[NodeCall]) -> np.dtype[Any] | None:
+    def rounds(self, nodes: Iterable[Node]) -> np.dtype[Any] | None:
         """Return the narrowest float dtype to which nodes round, if the model has floats of several dtypes.
 
         Args:
-            calls: nodes of this model.
+            nodes: nodes of this model.
 
         Returns:
             The dtype; None if they round nothing, as nodes do that move values without a cast, or if it is not known.
         """
         found = list[np.dtype[Any]]()
-        for call in calls if self._floats else ():
-            made, read = ([self._floats[n] for n in names if n in self._floats] for names in (call.outputs, call.uses))
-            if has_trait(plain_domain(call.proto.domain), call.operator, "moves") and read:
+        for node in nodes if self._floats else ():
+            made, read = ([self._floats[v.name] for v in some if v.name in self._floats] for some in (node.results, node.reads))
+            if has_trait(node.domain, node.op_type, "moves") and read:
                 made = [d for d in made if tolerances.narrowest((d, *read)) not in read]
             found += made
         return tolerances.narrowest(found) if found else None
@@ -225,10 +225,10 @@ class Source:
     def _rounded(self) -> dict[str, np.dtype[Any]]:
         """The narrowest float dtype to which each value, or one on which it depends, was rounded, as far as known."""
         found: dict[str, np.dtype[Any]] = {}
-        for call in self.calls if self._floats else ():
-            own = self.rounds([call])
-            before = [found[n] for n in call.uses if n in found] + ([own] if own else [])
-            found |= dict.fromkeys(call.outputs, tolerances.narrowest(before)) if before else {}
+        for node in self.graph.nodes if self._floats else ():
+            own = self.rounds([node])
+            before = [found[v.name] for v in node.reads if v.name in found] + ([own] if own else [])
+            found |= dict.fromkeys(result_names(node), tolerances.narrowest(before)) if before else {}
         return found
 
     def widened(self, tolerance: Tolerance, value: str) -> Tolerance:
@@ -245,18 +245,18 @@ class Source:
         operators = tolerance.operators | self.carried.get(value, frozenset[str]())
         return replace(tolerance, operators=operators, dtype=tolerances.narrowest(kinds) if kinds else None)
 
-    def widened_by(self, tolerance: Tolerance, calls: Sequence[NodeCall]) -> Tolerance:
+    def widened_by(self, tolerance: Tolerance, nodes: Sequence[Node]) -> Tolerance:
         """Return a tolerance with the errors of some nodes only.
 
         Args:
             tolerance: to widen.
-            calls: nodes of this model.
+            nodes: nodes of this model.
 
         Returns:
             The tolerance, with the operators and the narrowest dtype.
         """
-        operators = frozenset[str]().union(*map(self.looser, calls))
-        return replace(tolerance, operators=operators, dtype=self.rounds(calls))
+        operators = frozenset[str]().union(*map(self.looser, nodes))
+        return replace(tolerance, operators=operators, dtype=self.rounds(nodes))
 
     def attributes(self, node: NodeProto, opsets: Mapping[str, int] | None = None) -> dict[str, AttributeProto]:
         """Return the attributes of a node, also those that it leaves to the defaults of its schema or function.
@@ -268,7 +268,7 @@ class Source:
         Returns:
             The attributes by name, without documentation; nodes of subgraphs have all of theirs too.
         """
-        opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import} if opsets is None else opsets
+        opsets = self.graph.opsets if opsets is None else opsets
         found = {a.name: a for a in self.defaults(node, opsets)} | {a.name: a for a in node.attribute}
         return {name: self._plain(a, opsets) for name, a in found.items()}
 
@@ -337,16 +337,16 @@ class Source:
             tensor_data.tensor(proto, self.folder) if isinstance(proto, TensorProto) else tensor_data.sparse(proto, self.folder)
         )
 
-    def weight_bytes(self, call: NodeCall) -> int:
+    def weight_bytes(self, node: Node) -> int:
         """Return the size of the weights that a node reads.
 
         Args:
-            call: a node of this model.
+            node: a node of this model.
 
         Returns:
             The bytes, without sparse weights.
         """
-        protos = [self.weights[n] for n in call.uses if n in self.weights]
+        protos = [self.weights[n] for n in read_names(node) if n in self.weights]
         return sum(
             tensor_data.byte_size(dtypes.numpy_dtype(p.data_type), tuple(p.dims)) for p in protos if isinstance(p, TensorProto)
         )
@@ -371,7 +371,7 @@ class Source:
 
     def part(
         self,
-        calls: Sequence[NodeCall],
+        nodes: Sequence[Node],
         values: Mapping[str, Any],
         outputs: Sequence[str],
         results: Mapping[str, Any] | None = None,
@@ -379,7 +379,7 @@ class Source:
         """Extract nodes as a model with the opsets, functions and IR version of the whole.
 
         Args:
-            calls: the nodes, in an order that can be run.
+            nodes: the nodes, in an order that can be run.
             values: the values to declare as inputs, which may be weights; other weights stay initializers, and their bytes
                 stay where they are.
             outputs: the values to declare as outputs.
@@ -388,17 +388,16 @@ class Source:
         Returns:
             The model.
         """
-        made = {n for call in calls for n in call.outputs}
         model = ModelProto(ir_version=self.proto.ir_version, producer_name="sonnx")
         model.opset_import.extend(self.proto.opset_import)
-        if any(self._calls_functions(call.proto) for call in calls):
+        if any(map(self._calls_functions, nodes)):
             model.functions.extend(self.proto.functions)
         graph = model.graph
-        graph.name = calls[0].name if len(calls) == 1 else self.proto.graph.name or "part"
-        for call in calls:
-            graph.node.append(call.proto)
-            graph.node[-1].name = call.name  # engines name nodes in their errors
-        for name in dict.fromkeys(n for call in calls for n in call.uses if n not in made):
+        graph.name = nodes[0].name if len(nodes) == 1 else self.proto.graph.name or "part"
+        for node in nodes:
+            graph.node.append(message_of(node))
+            graph.node[-1].name = node.name  # engines name nodes in their errors
+        for name in outer_names(nodes):
             if name in values:
                 graph.input.append(self.info(name, values[name]))
                 continue
@@ -430,10 +429,8 @@ class Source:
             if found is not None:
                 output.type.CopyFrom(found)
 
-    def _calls_functions(self, node: NodeProto) -> bool:
-        return bool(self._functions) and (
-            (node.domain, node.op_type) in self._functions or any(a.HasField("g") for a in node.attribute)
-        )
+    def _calls_functions(self, node: Node) -> bool:
+        return bool(self._functions) and (not node.plain or bool(node.bodies))
 
     def info(self, name: str, value: Any) -> ValueInfoProto:
         """Create the declaration of a value.
@@ -456,40 +453,56 @@ class Source:
         return ValueInfoProto(name=name)
 
 
-def _constant(node: NodeProto) -> TensorProto | None:
-    """The tensor of a Constant node; None for other nodes."""
-    if (node.op_type, node.domain) != ("Constant", "") or len(node.attribute) != 1 or len(node.output) != 1:
-        return None
-    attribute: AttributeProto = node.attribute[0]
-    return attribute.t if attribute.name == "value" and attribute.HasField("t") else None
+def read_names(node: Node) -> tuple[str, ...]:
+    """The names of the values that a node reads, each once: its inputs, then those that its bodies capture."""
+    return tuple(dict.fromkeys([v.name for v in node.reads]))
 
 
-def _ordered(nodes: Sequence[tuple[int, NodeProto]]) -> Iterator[NodeCall]:
-    """The calls in the file's order if it can be run, otherwise sorted; raises InvalidModel for a cycle."""
-    calls = [_call(i, proto) for i, proto in nodes]
-    makers = {n: i for i, call in enumerate(calls) for n in call.outputs}
-    needs = {i: [makers[n] for n in call.uses if n in makers] for i, call in enumerate(calls)}
-    if all(j < i for i, need in needs.items() for j in need):
-        return iter(calls)
-    try:
-        return iter([calls[i] for i in graphlib.TopologicalSorter(needs).static_order()])
-    except graphlib.CycleError as error:
-        names = ", ".join(repr(calls[i].name) for i in error.args[1][:8])
-        raise InvalidModel(f"the graph has a cycle among the nodes {names}", code="SX101") from None
+def result_names(node: Node) -> tuple[str, ...]:
+    """The names of the values that a node returns."""
+    return tuple([o.name for o in node.results])
 
 
-def _call(index: int, proto: NodeProto) -> NodeCall:
-    name = proto.name or f"{proto.op_type}_{index}"
-    return NodeCall(index, name, proto, tuple(dict.fromkeys(_uses(proto))), tuple(n for n in proto.output if n))
+def message_of(node: Node) -> NodeProto:
+    """The message of a node of a model that was read."""
+    assert node.proto is not None
+    return node.proto
 
 
-def _uses(node: NodeProto) -> Iterator[str]:
-    """The names that a node reads: its inputs, then the values that its subgraphs capture."""
-    yield from (n for n in node.input if n)
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            graph = attribute.g
-            inner = {i.name for i in graph.input} | {n for p in graph.node for n in p.output}
-            inner |= {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-            yield from (n for p in graph.node for n in _uses(p) if n not in inner)
-            yield from (o.name for o in graph.output if o.name not in inner)
+def outer_names(nodes: Sequence[Node]) -> list[str]:
+    """The names of the values that nodes read and none of them returns, each once."""
+    inner = set(nodes)
+    return list(dict.fromkeys(v.name for node in nodes for v in node.reads if v.producer not in inner))
+
+
+def inner_names(nodes: Iterable[Node]) -> list[str]:
+    """The names of the values that nodes return."""
+    return [v.name for node in nodes for v in node.results]
+
+
+def nodes_for(names: Iterable[str], nodes: Sequence[Node], given: Collection[str] = ()) -> list[Node]:
+    """The nodes of a sequence that values need, in order.
+
+    Args:
+        names: of the values.
+        nodes: the nodes, in an order that can be run.
+        given: values that are known.
+    """
+    needed, found = set(names), list[Node]()
+    for node in reversed(nodes):
+        if any(o.name in needed and o.name not in given for o in node.results):
+            needed.update(v.name for v in node.reads)
+            found.append(node)
+    return found[::-1]
+
+
+def _store(node: Node) -> None:
+    """Replace a Constant node of a tensor by an initializer."""
+    found, graph = node.attributes.get("value"), node.graph
+    if node.domain or node.op_type != "Constant" or len(node.attributes) != 1 or len(node.results) != 1 or graph is None:
+        return
+    if isinstance(found, AttributeProto) and found.HasField("t"):
+        (value,) = node.results
+        graph.remove(node)
+        value.constant = found.t
+        graph.add_initializer(value)
