@@ -14,21 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Node, Value
-from .match import (
-    FEW,
-    Anything,
-    ConstantValue,
-    Match,
-    Multiple,
-    Number,
-    Pattern,
-    Rule,
-    Rules,
-    factor,
-    matches,
-    number,
-    op,
-)
+from .match import FEW, Anything, ConstantValue, Match, Multiple, Number, Pattern, Rule, Rules, factor, matches, number, op
 from .rewriter import Rewriter
 
 STEPS = 8
@@ -85,7 +71,7 @@ def _clipped(x: Pattern, high: float) -> Pattern:
 CLIPS = ((_clipped(X, 6), CLIP), (_clipped(X, 1), CLIP_6))
 
 
-def activations(rewriter: Rewriter) -> int:
+def activations(edit: Rewriter) -> int:
     """For any calls of the form x * (shift + scale * f(p(x))), in any order of the products, replace the last one by one call.
 
     Erf of x / sqrt(2) and Tanh or Sigmoid of the polynomial of the approximation form Gelu; Sigmoid of a multiple of x Swish;
@@ -93,56 +79,52 @@ def activations(rewriter: Rewriter) -> int:
     scalars of float32, and the values in the middle must not be used elsewhere.
     """
     count = 0
-    for call in rewriter.named("Erf"):
-        count += _match(rewriter, call, call.inputs[0], ERF)
-    for call in rewriter.named("Tanh"):
+    for call in edit.named("Erf"):
+        count += _match(edit, call, call.inputs[0], ERF)
+    for call in edit.named("Tanh"):
         x = call.inputs[0]
-        before = rewriter.made_by(x, "Softplus")
-        if before is not None and x is not None and x.is_used_once and call in rewriter.graph:
-            count += _match(rewriter, call, before.inputs[0], MISH, (before,))
-        elif call in rewriter.graph:
-            count += _match(rewriter, call, call.inputs[0], TANH)
-    for call in rewriter.named("Sigmoid"):
-        count += _match(rewriter, call, call.inputs[0], SIGMOID)
-    for call in rewriter.named("Clip", "Min"):
+        before = edit.made_by(x, "Softplus")
+        if before is not None and x is not None and x.is_used_once and call in edit.graph:
+            count += _match(edit, call, before.inputs[0], MISH, (before,))
+        elif call in edit.graph:
+            count += _match(edit, call, call.inputs[0], TANH)
+    for call in edit.named("Sigmoid"):
+        count += _match(edit, call, call.inputs[0], SIGMOID)
+    for call in edit.named("Clip", "Min"):
         for pattern, forms in CLIPS:
-            found = next(matches(rewriter, pattern, call), None)
+            found = next(matches(edit, pattern, call), None)
             if found is not None:
-                count += _match(rewriter, call, found[X], forms, found.calls[1:])
-    for call in rewriter.named("HardSigmoid"):
-        if _near(rewriter.attribute(call, "alpha", 0.2), 1 / 6) and rewriter.attribute(call, "beta", 0.5) == 0.5:
-            count += _match(rewriter, call, call.inputs[0], HARD_SIGMOID)
+                count += _match(edit, call, found[X], forms, found.calls[1:])
+    for call in edit.named("HardSigmoid"):
+        if _near(edit.attribute(call, "alpha", 0.2), 1 / 6) and edit.attribute(call, "beta", 0.5) == 0.5:
+            count += _match(edit, call, call.inputs[0], HARD_SIGMOID)
     return count
 
 
-def hard_sigmoids(rewriter: Rewriter) -> int:
+def hard_sigmoids(edit: Rewriter) -> int:
     """For any calls of the form Clip(x + 3, 0, 6) / 6, replace Div, or Mul by 1 / 6, by HardSigmoid(x, 1 / 6, 1 / 2)."""
-    return HARD_SIGMOIDS.run(rewriter)
+    return HARD_SIGMOIDS.run(edit)
 
 
-def _hard_sigmoid(rewriter: Rewriter, match: Match) -> bool:
-    made = rewriter.call("HardSigmoid", (match[X],), match.origins, match.root.outputs, alpha=1 / 6, beta=0.5)
-    return rewriter.put(match.root, made)
+def _hard_sigmoid(edit: Rewriter, match: Match) -> bool:
+    made = edit.call("HardSigmoid", (match[X],), match.origins, match.root.outputs, alpha=1 / 6, beta=0.5)
+    return edit.put(match.root, made)
 
 
 CLIPPED_6 = _clipped(X + 3, 6)
 HARD_SIGMOIDS = Rules(Rule(CLIPPED_6 / Number(6, NEAR) | CLIPPED_6 * Number(1 / 6, NEAR), _hard_sigmoid))
 
 
-def leaky_relus(rewriter: Rewriter) -> int:
+def leaky_relus(edit: Rewriter) -> int:
     """For any calls of the form Max(x, a * x), a between 0 and 1, or Where(x > 0, x, a * x), replace the last by LeakyRelu."""
-    return LEAKY_RELUS.run(rewriter)
+    return LEAKY_RELUS.run(edit)
 
 
-def _leaky_relu(rewriter: Rewriter, match: Match) -> bool:
+def _leaky_relu(edit: Rewriter, match: Match) -> bool:
     alpha = match[MULTIPLE]
-    if (
-        not math.isfinite(alpha)
-        or not _is_float32(rewriter, match[X])
-        or (rewriter.operator(match.root) == "Max" and not 0 < alpha < 1)
-    ):
+    if not math.isfinite(alpha) or not _is_float32(edit, match[X]) or (edit.operator(match.root) == "Max" and not 0 < alpha < 1):
         return False
-    return rewriter.put(match.root, rewriter.call("LeakyRelu", (match[X],), match.origins, match.root.outputs, alpha=alpha))
+    return edit.put(match.root, edit.call("LeakyRelu", (match[X],), match.origins, match.root.outputs, alpha=alpha))
 
 
 POSITIVE = op.Greater(X, 0).shared() | op.GreaterOrEqual(X, 0).shared()
@@ -152,35 +134,35 @@ LEAKY_RELUS = Rules(
 )
 
 
-def prelus(rewriter: Rewriter) -> int:
+def prelus(edit: Rewriter) -> int:
     """For any calls of the form Relu(x) - a * Relu(-x), replace Sub, or Add for -a, by PRelu(x, a); a is a constant."""
-    return PRELUS.run(rewriter)
+    return PRELUS.run(edit)
 
 
-def _prelu(rewriter: Rewriter, match: Match) -> bool:
-    slope, shape = rewriter.constant(match[CONSTANT]), rewriter.shape(match[X])
+def _prelu(edit: Rewriter, match: Match) -> bool:
+    slope, shape = edit.constant(match[CONSTANT]), edit.shape(match[X])
     if slope is None or slope.dtype != np.float32 or shape is None or slope.ndim > len(shape):
         return False
     if any(d not in (1, s) for d, s in zip(slope.shape[::-1], shape[::-1], strict=False)):
         return False
-    if rewriter.operator(match.root) == "Add" and rewriter.trains(match[CONSTANT]):
+    if edit.operator(match.root) == "Add" and edit.trains(match[CONSTANT]):
         return False
-    value = match[CONSTANT] if rewriter.operator(match.root) == "Sub" else rewriter.add_constant(-slope, match[CONSTANT])
-    return rewriter.put(match.root, rewriter.call("PRelu", (match[X], value), match.origins, match.root.outputs))
+    value = match[CONSTANT] if edit.operator(match.root) == "Sub" else edit.add_constant(-slope, match[CONSTANT])
+    return edit.put(match.root, edit.call("PRelu", (match[X], value), match.origins, match.root.outputs))
 
 
 PRELUS = Rules(Rule(ABOVE - BELOW | ABOVE + BELOW, _prelu))
 
 
-def softplus(rewriter: Rewriter) -> int:
+def softplus(edit: Rewriter) -> int:
     """For any calls of the form Where(x > c, x, Softplus(x)), where c is at least 18, replace Where by Softplus."""
-    return SOFTPLUS.run(rewriter)
+    return SOFTPLUS.run(edit)
 
 
-def _softplus(rewriter: Rewriter, match: Match) -> bool:
+def _softplus(edit: Rewriter, match: Match) -> bool:
     if match[BOUND] < 18:
         return False
-    return rewriter.put(match.root, rewriter.call("Softplus", (match[X],), match.origins, match.root.outputs))
+    return edit.put(match.root, edit.call("Softplus", (match[X],), match.origins, match.root.outputs))
 
 
 SOFTPLUS = Rules(Rule(op.Where(op.Greater(X, BOUND).shared(), X, op.Softplus(X).shared()), _softplus))
@@ -190,36 +172,34 @@ def _near(a: float, b: float, tolerance: float = NEAR) -> bool:
     return abs(a - b) <= tolerance * abs(b)
 
 
-def _is_float32(rewriter: Rewriter, value: Value | None) -> bool:
+def _is_float32(edit: Rewriter, value: Value | None) -> bool:
     """Whether a value is float32, or a tensor of a dtype that is not known."""
-    return rewriter.dtype(value) in (None, np.float32)
+    return edit.dtype(value) in (None, np.float32)
 
 
-def _multiplied(rewriter: Rewriter, call: Node, value: Value | None) -> float | None:
+def _multiplied(edit: Rewriter, call: Node, value: Value | None) -> float | None:
     """The number by which a Mul or a Div multiplies a value; None for other calls."""
-    found = factor(rewriter, call, value)
+    found = factor(edit, call, value)
     return None if found is None else found[1]
 
 
-def _bases(rewriter: Rewriter, value: Value | None) -> list[Any]:
+def _bases(edit: Rewriter, value: Value | None) -> list[Any]:
     """A value, and those of which it is a multiple."""
     found = [value]
     for _ in range(2):
-        call = rewriter.made_by(found[-1], "Mul", "Div")
+        call = edit.made_by(found[-1], "Mul", "Div")
         source = None
         if call is not None:
-            source = next(
-                (i for i in call.inputs if not rewriter.is_constant(i) and _multiplied(rewriter, call, i) is not None), None
-            )
+            source = next((i for i in call.inputs if not edit.is_constant(i) and _multiplied(edit, call, i) is not None), None)
         if source is None:
             break
         found.append(source)
     return found
 
 
-def _match(rewriter: Rewriter, call: Node, argument: Any, forms: tuple[ActivationForm, ...], inner: tuple[Any, ...] = ()) -> int:
+def _match(edit: Rewriter, call: Node, argument: Any, forms: tuple[ActivationForm, ...], inner: tuple[Any, ...] = ()) -> int:
     """Follow the only reader of the function's value until one of the forms is complete; return the number of rewrites."""
-    if call not in rewriter.graph or not _is_float32(rewriter, call.outputs[0]):
+    if call not in edit.graph or not _is_float32(edit, call.outputs[0]):
         return 0
     shift, scale, x = 0.0, 1.0, None
     value, calls = call.outputs[0], [*inner, call]
@@ -227,18 +207,18 @@ def _match(rewriter: Rewriter, call: Node, argument: Any, forms: tuple[Activatio
         if value is None or not value.is_used_once:
             return 0
         (user,) = value.users
-        name, times = rewriter.operator(user), _multiplied(rewriter, user, value)
+        name, times = edit.operator(user), _multiplied(edit, user, value)
         others = [i for i in user.inputs if i != value]
         if times is not None:
             shift, scale = shift * times, scale * times
         elif name == "Add" and len(others) == 1:
-            term, more = _addend(rewriter, user, others[0], x)
+            term, more = _addend(edit, user, others[0], x)
             if term is None:
                 return 0
             shift += term
             calls += more
         elif name == "Mul" and len(others) == 1 and x is None:
-            found = _multiplier(rewriter, others[0], argument, forms)
+            found = _multiplier(edit, others[0], argument, forms)
             if found is None:
                 return 0
             x, times, more = found
@@ -248,28 +228,28 @@ def _match(rewriter: Rewriter, call: Node, argument: Any, forms: tuple[Activatio
             return 0
         calls.append(user)
         value = user.outputs[0]
-        if x is not None and _finish(rewriter, x, argument, forms, shift, scale, calls):
+        if x is not None and _finish(edit, x, argument, forms, shift, scale, calls):
             return 1
     return 0
 
 
-def _addend(rewriter: Rewriter, add: Any, other: Any, x: Any) -> tuple[float | None, list[Any]]:
+def _addend(edit: Rewriter, add: Any, other: Any, x: Any) -> tuple[float | None, list[Any]]:
     """The number that is added: a constant, or the factor of x if the value was multiplied by x."""
     if x is None:
-        return number(rewriter, add, other), []
+        return number(edit, add, other), []
     calls: list[Any] = []
-    found = polynomial(rewriter, other, x, calls)
+    found = polynomial(edit, other, x, calls)
     return (found[1] if found is not None and found.keys() == {1} else None), calls
 
 
 def _multiplier(
-    rewriter: Rewriter, other: Any, argument: Any, forms: tuple[ActivationForm, ...]
+    edit: Rewriter, other: Any, argument: Any, forms: tuple[ActivationForm, ...]
 ) -> tuple[Any, float, list[Any]] | None:
     """The x of a factor that is a multiple of it, so that the argument is a polynomial of x that one of the forms has."""
-    for x in _bases(rewriter, other):
+    for x in _bases(edit, other):
         calls: list[Any] = []
-        multiple = polynomial(rewriter, other, x, calls)
-        found = polynomial(rewriter, argument, x, [])
+        multiple = polynomial(edit, other, x, calls)
+        found = polynomial(edit, argument, x, [])
         if multiple is not None and found is not None and any(_argument_fits(found, f) for f in forms):
             return x, multiple[1], calls
     return None
@@ -282,47 +262,47 @@ def _argument_fits(found: Polynomial, form: ActivationForm) -> bool:
 
 
 def _finish(
-    rewriter: Rewriter, x: Any, argument: Any, forms: tuple[ActivationForm, ...], shift: float, scale: float, calls: list[Any]
+    edit: Rewriter, x: Any, argument: Any, forms: tuple[ActivationForm, ...], shift: float, scale: float, calls: list[Any]
 ) -> bool:
     inner: list[Any] = []
-    found = polynomial(rewriter, argument, x, inner)
+    found = polynomial(edit, argument, x, inner)
     if found is None:
         return False
     for form in forms:
         same = _near(scale, form.scale) and (_near(shift, form.shift) if form.shift else shift == 0)
         pattern = [*inner, *calls]
-        if same and _argument_fits(found, form) and rewriter.inside([c.outputs[0] for c in pattern[:-1]], pattern):
+        if same and _argument_fits(found, form) and edit.inside([c.outputs[0] for c in pattern[:-1]], pattern):
             root = pattern[-1]
-            return rewriter.put(root, rewriter.call(form.op, (x,), pattern, root.outputs, **form.attributes(found.get(1, 0.0))))
+            return edit.put(root, edit.call(form.op, (x,), pattern, root.outputs, **form.attributes(found.get(1, 0.0))))
     return False
 
 
-def polynomial(rewriter: Rewriter, value: Value | None, x: Any, calls: list[Any], depth: int = 6) -> Polynomial | None:
+def polynomial(edit: Rewriter, value: Value | None, x: Any, calls: list[Any], depth: int = 6) -> Polynomial | None:
     """A value as a polynomial of x of degree 3 at most: {degree: coefficient}; the calls that compute it are added to `calls`."""
     if value == x:
         return {1: 1.0}
-    if rewriter.is_constant(value):
-        array = None if rewriter.trains(value) else rewriter.constant(value, FEW)
+    if edit.is_constant(value):
+        array = None if edit.trains(value) else edit.constant(value, FEW)
         return {0: float(array.reshape(-1)[0])} if array is not None and array.size == 1 and array.dtype == np.float32 else None
     call = None if value is None else value.producer
-    name = rewriter.operator(call)
+    name = edit.operator(call)
     if call is None or depth == 0 or name not in ("Add", "Sub", "Mul", "Div", "Pow", "Neg"):
         return None
-    if name != "Pow" and any(rewriter.is_constant(i) and number(rewriter, call, i) is None for i in call.inputs):
+    if name != "Pow" and any(edit.is_constant(i) and number(edit, call, i) is None for i in call.inputs):
         return None
-    found = [polynomial(rewriter, i, x, calls, depth - 1) for i in call.inputs[: 1 if name == "Pow" else None]]
+    found = [polynomial(edit, i, x, calls, depth - 1) for i in call.inputs[: 1 if name == "Pow" else None]]
     terms = [p for p in found if p is not None]
     if len(terms) < len(found):
         return None
     calls.append(call)
-    made = _power(rewriter, call, terms[0]) if name == "Pow" else _combined(name, terms[0], terms[-1])
+    made = _power(edit, call, terms[0]) if name == "Pow" else _combined(name, terms[0], terms[-1])
     return made if made is not None and max(made, default=0) <= 3 else None
 
 
-def _power(rewriter: Rewriter, call: Node, a: Polynomial) -> Polynomial | None:
+def _power(edit: Rewriter, call: Node, a: Polynomial) -> Polynomial | None:
     """The square or cube of a multiple of x."""
-    exponent = rewriter.constant(call.inputs[1]) if a.keys() == {1} else None
-    if exponent is None or exponent.size != 1 or len(rewriter.shape(call.inputs[0]) or ()) < exponent.ndim:
+    exponent = edit.constant(call.inputs[1]) if a.keys() == {1} else None
+    if exponent is None or exponent.size != 1 or len(edit.shape(call.inputs[0]) or ()) < exponent.ndim:
         return None
     power = np.asarray(exponent, np.float64).reshape(-1)[0]
     return {int(power): a[1] ** int(power)} if power in (2, 3) else None

@@ -25,7 +25,7 @@ MASKED = SCORES + MASK
 WEIGHTS = op.Softmax(MASKED) | op.Softmax(SCORES)
 
 
-def attentions(rewriter: Rewriter) -> int:
+def attentions(edit: Rewriter) -> int:
     """For any calls of the form MatMul(Softmax(scale * MatMul(q, Transpose(k)) + mask), v), replace the last one by Attention.
 
     The Softmax is over the last axis, the scales are constants that multiply or divide q, k or the product, and the mask is
@@ -34,65 +34,65 @@ def attentions(rewriter: Rewriter) -> int:
     it is all negative infinity: Attention returns 0 there, Softmax NaN.  For the same reason a Where in place of the mask stays:
     it hides NaN in the product.  Values in the middle must not be used elsewhere.
     """
-    return ATTENTIONS.run(rewriter)
+    return ATTENTIONS.run(edit)
 
 
-def _attention(rewriter: Rewriter, match: Match) -> bool:
+def _attention(edit: Rewriter, match: Match) -> bool:
     q, k, v, soft = match[Q], match[K], match[V], match[WEIGHTS].producer
-    shape, axis = rewriter.shape(soft.inputs[0]), rewriter.attribute(soft, "axis", -1 if rewriter.version(soft) >= 13 else 1)
-    if not (axis == -1 or (shape is not None and axis == len(shape) - 1)) or rewriter.dtype(v) != np.float32:
+    shape, axis = edit.shape(soft.inputs[0]), edit.attribute(soft, "axis", -1 if edit.version(soft) >= 13 else 1)
+    if not (axis == -1 or (shape is not None and axis == len(shape) - 1)) or edit.dtype(v) != np.float32:
         return False
     scale = match[SCALED_Q] * match[SCALED_K] * match[SCORES]
-    shapes = [s for s in map(rewriter.shape, (q, k, v)) if s is not None and len(s) == 4]
+    shapes = [s for s in map(edit.shape, (q, k, v)) if s is not None and len(s) == 4]
     if not math.isfinite(scale) or len(shapes) < 3:
         return False
     of_q, of_k, of_v = shapes
     if not of_q[0] == of_k[0] == of_v[0] or of_k[1] != of_v[1] or of_k[1] not in (1, of_q[1]):
         return False
     mask = (match[MASK],) if MASK in match else ()
-    if mask and not (_fits(rewriter, mask[0], (*of_q[:3], of_k[3])) and _visible(rewriter, mask[0])):
+    if mask and not (_fits(edit, mask[0], (*of_q[:3], of_k[3])) and _visible(edit, mask[0])):
         return False
-    perm, new = _perm(rewriter, k), []
-    short_k, short_v = (_repeated(rewriter, x) for x in (k.producer.inputs[0] if perm == [0, 1, 2, 3] else None, v))
-    if short_k is not None and short_v is not None and rewriter.shape(short_k[0]) and short_k[1] == short_v[1]:
+    perm, new = _perm(edit, k), []
+    short_k, short_v = (_repeated(edit, x) for x in (k.producer.inputs[0] if perm == [0, 1, 2, 3] else None, v))
+    if short_k is not None and short_v is not None and edit.shape(short_k[0]) and short_k[1] == short_v[1]:
         k, v = short_k[0], short_v[0]
     elif perm == [0, 1, 2, 3]:
         k = k.producer.inputs[0]
     else:
         source = k if perm is None else k.producer.inputs[0]
-        new = [rewriter.call("Transpose", (source,), match.origins, perm=perm or [0, 1, 3, 2])]
+        new = [edit.call("Transpose", (source,), match.origins, perm=perm or [0, 1, 3, 2])]
         k = new[0].outputs[0]
-    made = rewriter.call("Attention", (q, k, v, *mask), match.origins, match.root.outputs, scale=scale)
-    return rewriter.put(match.root, *new, made)
+    made = edit.call("Attention", (q, k, v, *mask), match.origins, match.root.outputs, scale=scale)
+    return edit.put(match.root, *new, made)
 
 
 ATTENTIONS = Rules(Rule(op.MatMul(WEIGHTS, V), _attention))
 
 
-def _perm(rewriter: Rewriter, transposed: Any) -> list[int] | None:
+def _perm(edit: Rewriter, transposed: Any) -> list[int] | None:
     """The axes of a Transpose that returns transposed keys, the last two in the order of the keys; None for other calls."""
-    call = rewriter.made_by(transposed, "Transpose")
-    perm = None if call is None else rewriter.attribute(call, "perm")
+    call = edit.made_by(transposed, "Transpose")
+    perm = None if call is None else edit.attribute(call, "perm")
     return None if perm is None or len(perm) != 4 else [perm[0], perm[1], perm[3], perm[2]]
 
 
-def _repeated(rewriter: Rewriter, value: Value | None) -> tuple[Any, Dim] | None:
+def _repeated(edit: Rewriter, value: Value | None) -> tuple[Any, Dim] | None:
     """The heads before they are repeated by Reshape(Expand(Unsqueeze(x, 2))), and how often."""
-    last = None if value is None else rewriter.made_by(value, "Reshape")
-    expand = rewriter.made_by(last.inputs[0], "Expand") if last is not None else None
-    first = rewriter.made_by(expand.inputs[0], "Unsqueeze", "Reshape") if expand is not None else None
+    last = None if value is None else edit.made_by(value, "Reshape")
+    expand = edit.made_by(last.inputs[0], "Expand") if last is not None else None
+    first = edit.made_by(expand.inputs[0], "Unsqueeze", "Reshape") if expand is not None else None
     if last is None or expand is None or first is None:
         return None
-    x, one, wide, full = (rewriter.shape(v) for v in (first.inputs[0], first.outputs[0], expand.outputs[0], last.outputs[0]))
+    x, one, wide, full = (edit.shape(v) for v in (first.inputs[0], first.outputs[0], expand.outputs[0], last.outputs[0]))
     if x is None or wide is None or full is None or len(x) != 4 or len(wide) != 5 or len(full) != 4:
         return None
     same = one == (*x[:2], 1, *x[2:]) and wide == (*x[:2], wide[2], *x[2:]) and (full[0], *full[2:]) == (x[0], *x[2:])
     return (first.inputs[0], wide[2]) if same and isinstance(x[1], int) and isinstance(wide[2], int) else None
 
 
-def _fits(rewriter: Rewriter, mask: Any, product: Shape) -> bool:
+def _fits(edit: Rewriter, mask: Any, product: Shape) -> bool:
     """Whether a mask broadcasts to the product and does not change its shape."""
-    shape = rewriter.shape(mask)
+    shape = edit.shape(mask)
     if shape is None or len(shape) > 4:
         return False
     lead = all(m in (1, s) for m, s in zip(shape[-2::-1], product[-2::-1], strict=False))
@@ -100,12 +100,12 @@ def _fits(rewriter: Rewriter, mask: Any, product: Shape) -> bool:
     return lead and keys
 
 
-def _visible(rewriter: Rewriter, mask: Any) -> bool:
+def _visible(edit: Rewriter, mask: Any) -> bool:
     """Whether each row of a mask is known to have an element above negative infinity."""
-    array = rewriter.constant(mask)
+    array = edit.constant(mask)
     if array is not None and array.ndim and array.size:
         return bool((array.max(axis=-1) != -np.inf).all())
-    low, high = bounds(rewriter, mask, [STEPS])
+    low, high = bounds(edit, mask, [STEPS])
     return low >= -LOWEST and high <= LOWEST
 
 
@@ -114,20 +114,20 @@ def _moves_elements(name: str) -> bool:
     return has_trait("", name, "elements_of_first") and name != "MaxPool"
 
 
-def bounds(rewriter: Rewriter, value: Value | None, left: list[int]) -> tuple[float, float]:
+def bounds(edit: Rewriter, value: Value | None, left: list[int]) -> tuple[float, float]:
     """Bounds on the elements that are not NaN; infinities if none are known.  `left`: the number of calls that may be visited."""
-    array = rewriter.constant(value)
+    array = edit.constant(value)
     if array is not None:
         return _range(array)
-    dtype, call = rewriter.dtype(value), None if value is None else value.producer
-    name = rewriter.operator(call)
+    dtype, call = edit.dtype(value), None if value is None else value.producer
+    name = edit.operator(call)
     found = ANYTHING
     if call is not None and left[0] > 0:
         left[0] -= 1
         if name in ("Add", "Sub", "Mul", "Where"):
-            (a, b), (c, d) = (bounds(rewriter, i, left) for i in call.inputs[-2:])
-            test = rewriter.made_by(call.inputs[0], "Cast") if name == "Where" else None
-            if test is not None and test.inputs[0] == call.inputs[2] and rewriter.dtype(test.outputs[0]) == np.bool_:
+            (a, b), (c, d) = (bounds(edit, i, left) for i in call.inputs[-2:])
+            test = edit.made_by(call.inputs[0], "Cast") if name == "Where" else None
+            if test is not None and test.inputs[0] == call.inputs[2] and edit.dtype(test.outputs[0]) == np.bool_:
                 c = d = 0.0  # the places where it is not zero are replaced
             if name == "Mul":
                 ends = [x * y for x in (a, b) for y in (c, d)]
@@ -135,10 +135,10 @@ def bounds(rewriter: Rewriter, value: Value | None, left: list[int]) -> tuple[fl
             else:
                 found = {"Add": (a + c, b + d), "Sub": (a - d, b - c), "Where": (min(a, c), max(b, d))}[name]
         elif name == "Trilu":
-            a, b = bounds(rewriter, call.inputs[0], left)
+            a, b = bounds(edit, call.inputs[0], left)
             found = min(a, 0.0), max(b, 0.0)
         elif name == "Concat" or _moves_elements(name) or (name == "Cast" and dtype == np.float32):
-            ranges = [bounds(rewriter, i, left) for i in (call.inputs if name == "Concat" else call.inputs[:1])]
+            ranges = [bounds(edit, i, left) for i in (call.inputs if name == "Concat" else call.inputs[:1])]
             found = min(a for a, _ in ranges), max(b for _, b in ranges)
     if dtype is not None and dtype.kind in "iub":
         info = (0.0, 1.0) if dtype.kind == "b" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
@@ -159,22 +159,20 @@ def _range(array: np.ndarray) -> tuple[float, float]:
 LEFT, RIGHT = Multiple(Q, least=1, most=1), Multiple(K, least=1, most=1)
 
 
-def scales(rewriter: Rewriter) -> int:
+def scales(edit: Rewriter) -> int:
     """For any calls of the form MatMul(a * x, b * y), with constants a and b, replace it by MatMul((a * b) * x, y).
 
     The scaled values must not be used elsewhere.
     """
-    return SCALES.run(rewriter)
+    return SCALES.run(edit)
 
 
-def _scale(rewriter: Rewriter, match: Match) -> bool:
+def _scale(edit: Rewriter, match: Match) -> bool:
     scale = match[LEFT] * match[RIGHT]
     if not math.isfinite(scale) or abs(scale) < 1e-30:
         return False
-    product = rewriter.call("Mul", (match[Q], rewriter.add_constant(np.asarray(scale, np.float32))), match.origins[-2:-1])
-    return rewriter.put(
-        match.root, product, rewriter.call("MatMul", (product.outputs[0], match[K]), match.origins, match.root.outputs)
-    )
+    product = edit.call("Mul", (match[Q], edit.add_constant(np.asarray(scale, np.float32))), match.origins[-2:-1])
+    return edit.put(match.root, product, edit.call("MatMul", (product.outputs[0], match[K]), match.origins, match.root.outputs))
 
 
 SCALES = Rules(Rule(op.MatMul(LEFT, RIGHT), _scale))

@@ -20,53 +20,53 @@ LARGEST = 1 << 26
 BOUNDS = Limits(tensor_bytes=LARGEST, live_bytes=4 * LARGEST, executions=10_000, iterations=10_000, deadline=5.0)
 
 
-def constants(rewriter: Rewriter, stays: Callable[[Node], bool] | None = None) -> int:
+def constants(edit: Rewriter, stays: Callable[[Node], bool] | None = None) -> int:
     """For any deterministic call whose inputs are all constants, replace its results by constants.
 
     The results must not be larger than a bound and the constants that they replace; a call that fails stays, and fails when it
     runs.
 
     Args:
-        rewriter: the graph.
+        edit: the graph.
         stays: whether a call stays for another reason.
     """
     count = 0
-    for call in rewriter.constant_nodes():
-        if not deterministic(rewriter, call):
+    for call in edit.constant_nodes():
+        if not deterministic(edit, call):
             continue
-        room = _room(rewriter, call)
-        if (stays is not None and stays(call)) or _is_large(rewriter, call, room):
+        room = _room(edit, call)
+        if (stays is not None and stays(call)) or _is_large(edit, call, room):
             continue
-        results = _results(rewriter, call, room)
-        if results is not None and rewriter.fold(call, results):
+        results = _results(edit, call, room)
+        if results is not None and edit.fold(call, results):
             count += 1
         else:
-            rewriter.refused.add(call)
+            edit.refused.add(call)
     return count
 
 
-def deterministic(rewriter: Rewriter, call: Node) -> bool:
+def deterministic(edit: Rewriter, call: Node) -> bool:
     """Whether a call of an operator always returns the same for the same inputs, if the nodes of its subgraphs do.
 
     False if it is not known: functions of the model, custom operators, and a Dropout that may drop.
     """
     domain, name = call.domain, call.op_type
-    if not rewriter.version(call) or domain.startswith("ai.onnx.preview") or has_trait(domain, name, "random"):
+    if not edit.version(call) or domain.startswith("ai.onnx.preview") or has_trait(domain, name, "random"):
         return False
     if name == "BatchNormalization" and len(call.outputs) > 1:
         return False  # an old version in training form
-    return not has_trait(domain, name, "random_in_training") or drops_nothing(rewriter, call)
+    return not has_trait(domain, name, "random_in_training") or drops_nothing(edit, call)
 
 
-def _room(rewriter: Rewriter, call: Node) -> int:
+def _room(edit: Rewriter, call: Node) -> int:
     """The maximum bytes of the results; constants that only this call reads add their bytes."""
-    return max(MOST, min(sum(rewriter.constant_bytes(i) for i in set(call.inputs) if i is not None and i.is_used_once), LARGEST))
+    return max(MOST, min(sum(edit.constant_bytes(i) for i in set(call.inputs) if i is not None and i.is_used_once), LARGEST))
 
 
-def _is_large(rewriter: Rewriter, call: Node, room: int) -> bool:
+def _is_large(edit: Rewriter, call: Node, room: int) -> bool:
     """Whether a result is known to be too large."""
-    for o in () if rewriter.keeps_views and has_trait("", rewriter.operator(call), "view") else call.outputs:
-        shape, dtype = rewriter.shape(o), rewriter.dtype(o)
+    for o in () if edit.keeps_views and has_trait("", edit.operator(call), "view") else call.outputs:
+        shape, dtype = edit.shape(o), edit.dtype(o)
         if shape is not None and dtype is not None:
             sizes = [d for d in shape if isinstance(d, int)]
             if len(sizes) == len(shape) and math.prod(sizes) * dtype.itemsize > room:
@@ -74,13 +74,13 @@ def _is_large(rewriter: Rewriter, call: Node, room: int) -> bool:
     return False
 
 
-def _results(rewriter: Rewriter, call: Node, room: int) -> dict[Value, np.ndarray] | None:
+def _results(edit: Rewriter, call: Node, room: int) -> dict[Value, np.ndarray] | None:
     """The results by the definition; None if they are too large or not tensors, or the call fails or has subgraphs."""
-    values = [rewriter.constant(v, LARGEST) for v in call.inputs]
+    values = [edit.constant(v, LARGEST) for v in call.inputs]
     if any(a is None and v is not None for v, a in zip(call.inputs, values, strict=True)):
         return None
     try:
-        node = rewriter.runnable(call)
+        node = edit.runnable(call)
         if node is None or node.operator is None:
             return None
         with spend(Budget(BOUNDS)), np.errstate(all="ignore"):
@@ -90,6 +90,6 @@ def _results(rewriter: Rewriter, call: Node, room: int) -> dict[Value, np.ndarra
     made = {o: r for o, r in zip(call.outputs, found, strict=False) if o is not None}
     if not all(isinstance(r, np.ndarray) for r in made.values()):
         return None
-    held = [v for v in values if v is not None] if rewriter.keeps_views else []
+    held = [v for v in values if v is not None] if edit.keeps_views else []
     new = [content_bytes(r) for r in made.values() if not any(np.may_share_memory(r, v) for v in held)]
     return made if sum(new) <= room else None

@@ -73,7 +73,7 @@ class Pattern:
     """The operators that a match ends with; empty if it may be any."""
     needs: Needs = frozenset()
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Every way in which a value that `reader` reads matches."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class Pattern:
 class Anything(Pattern):
     """Any value."""
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Match any value, and the same one afterwards."""
         if self not in so_far.found:
             yield so_far.bound(self, value)
@@ -120,10 +120,10 @@ class Anything(Pattern):
 class ConstantValue(Anything):
     """A constant tensor."""
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Match a constant."""
-        if rewriter.is_constant(value):
-            yield from super().match(rewriter, value, reader, so_far)
+        if edit.is_constant(value):
+            yield from super().match(edit, value, reader, so_far)
 
 
 class Number(Pattern):
@@ -137,9 +137,9 @@ class Number(Pattern):
     def __init__(self, value: float | None = None, tolerance: float = 0.0) -> None:
         self.value, self.tolerance = value, tolerance
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Match a number; a match has it instead of the value."""
-        found = number(rewriter, reader, value)
+        found = number(edit, reader, value)
         if found is not None:
             wanted = so_far.found.get(self, found) if self.value is None else self.value
             if abs(found - wanted) <= self.tolerance * abs(wanted):
@@ -152,11 +152,11 @@ class Exponent(Pattern):
     def __init__(self, value: float) -> None:
         self.value = value
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Match the number."""
-        array = rewriter.constant(value, FEW)
+        array = edit.constant(value, FEW)
         if array is not None and array.size == 1 and array.reshape(-1)[0] == self.value:
-            shape = rewriter.shape(reader.inputs[0]) if array.ndim else ()
+            shape = edit.shape(reader.inputs[0]) if array.ndim else ()
             if shape is not None and len(shape) >= array.ndim:
                 yield so_far
 
@@ -171,13 +171,13 @@ class Either(Pattern):
         every = frozenset().union(*(p.needs for p in parts), {self.roots} if self.roots else ())
         self.needs = frozenset(n for n in every if all(any(m <= n for m in p.needs) for p in parts))
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Match the parts in order."""
         if so_far.found.get(self) == value:
             yield so_far
             return
         for part in self.parts:
-            for made in part.match(rewriter, value, reader, so_far):
+            for made in part.match(edit, value, reader, so_far):
                 yield made.bound(self, value)
 
     def __or__(self, other: Pattern) -> Pattern:
@@ -213,26 +213,26 @@ class Operation(Pattern):
         made.elsewhere = True
         return made
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Match a call and its inputs."""
         call = value.producer
-        if call is None or rewriter.operator(call) != self.name:
+        if call is None or edit.operator(call) != self.name:
             return
         if so_far.found.get(self) == value:
             yield so_far
         elif self.output < len(call.outputs) and call.outputs[self.output] == value:
             middle = so_far.middle if self.elsewhere else (*so_far.middle, value)
             made = Match({**so_far.found, self: value}, (*so_far.calls, call), middle)
-            yield from self.inside(rewriter, call, made)
+            yield from self.inside(edit, call, made)
 
-    def inside(self, rewriter: Rewriter, call: Node, so_far: Match) -> Iterator[Match]:
+    def inside(self, edit: Rewriter, call: Node, so_far: Match) -> Iterator[Match]:
         """Every way in which the attributes and inputs of a call match."""
         count = len(call.inputs)
         if count != len(self.inputs) and not (self.open and count > len(self.inputs)):
             return
-        if all(rewriter.attribute(call, k) == v for k, v in self.attributes.items()):
+        if all(edit.attribute(call, k) == v for k, v in self.attributes.items()):
             for order in self.orders:
-                yield from _each(rewriter, order, call, so_far)
+                yield from _each(edit, order, call, so_far)
 
 
 def _operations_first(parts: Sequence[Pattern]) -> list[tuple[int, Pattern]]:
@@ -240,15 +240,15 @@ def _operations_first(parts: Sequence[Pattern]) -> list[tuple[int, Pattern]]:
     return sorted(enumerate(parts), key=lambda pair: not pair[1].needs)
 
 
-def _each(rewriter: Rewriter, parts: Sequence[tuple[int, Pattern]], call: Node, so_far: Match) -> Iterator[Match]:
+def _each(edit: Rewriter, parts: Sequence[tuple[int, Pattern]], call: Node, so_far: Match) -> Iterator[Match]:
     """Every way in which inputs of a call match."""
     if not parts:
         yield so_far
         return
     at, part = parts[0]
     value = call.input(at)
-    for made in part.match(rewriter, value, call, so_far) if value is not None else ():
-        yield from _each(rewriter, parts[1:], call, made)
+    for made in part.match(edit, value, call, so_far) if value is not None else ():
+        yield from _each(edit, parts[1:], call, made)
 
 
 class Multiple(Pattern):
@@ -264,38 +264,38 @@ class Multiple(Pattern):
         self.part, self.least, self.most = part, least, most
         self.needs = part.needs if least == 0 else part.needs | {frozenset(("Mul", "Div"))}
 
-    def match(self, rewriter: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
+    def match(self, edit: Rewriter, value: Value, reader: Node, so_far: Match) -> Iterator[Match]:
         """Match the value before as many calls as possible first."""
         steps = [so_far.bound(self, 1.0)]
         values = [(value, reader)]
         while len(steps) <= self.most:
             value = values[-1][0]
             call = value.producer if value.is_used_once else None
-            found = None if call is None else factor(rewriter, call)
+            found = None if call is None else factor(edit, call)
             if call is None or found is None:
                 break
             last = steps[-1]
             steps.append(Match({**last.found, self: last[self] * found[1]}, (*last.calls, call), (*last.middle, value)))
             values.append((found[0], call))
         for made, (source, call) in zip(steps[: self.least - 1 if self.least else None : -1], values[::-1], strict=False):
-            yield from self.part.match(rewriter, source, call, made)
+            yield from self.part.match(edit, source, call, made)
 
 
-def number(rewriter: Rewriter, call: Node, value: Value | None) -> float | None:
+def number(edit: Rewriter, call: Node, value: Value | None) -> float | None:
     """A number that an elementwise call combines with another value, if it does not train."""
-    found = rewriter.number(call, value)
-    return None if found is None or rewriter.trains(value) else found
+    found = edit.number(call, value)
+    return None if found is None or edit.trains(value) else found
 
 
-def factor(rewriter: Rewriter, call: Node, value: Value | None = None) -> tuple[Value, float] | None:
+def factor(edit: Rewriter, call: Node, value: Value | None = None) -> tuple[Value, float] | None:
     """The value that a Mul or a Div multiplies by a number, and the number; `value`: the value, if it must be one."""
-    name = rewriter.operator(call)
+    name = edit.operator(call)
     if name not in ("Mul", "Div") or len(call.inputs) != 2:
         return None
     for at in (0, 1) if name == "Mul" else (0,):
         x = call.inputs[at]
         if x is not None and value in (None, x):
-            found = number(rewriter, call, call.inputs[1 - at])
+            found = number(edit, call, call.inputs[1 - at])
             if found is not None and (name == "Mul" or found):
                 return x, found if name == "Mul" else 1 / found
     return None
@@ -346,19 +346,19 @@ class Rule:
     pattern: Pattern
     rewrite: Callable[[Rewriter, Match], bool]
 
-    def apply(self, rewriter: Rewriter, root: Node) -> bool:
+    def apply(self, edit: Rewriter, root: Node) -> bool:
         """Rewrite a match that ends with a call, if there is one."""
-        for made in matches(rewriter, self.pattern, root):
-            if rewriter.inside(made.middle, made.calls) and self.rewrite(rewriter, made):
+        for made in matches(edit, self.pattern, root):
+            if edit.inside(made.middle, made.calls) and self.rewrite(edit, made):
                 return True
         return False
 
 
-def matches(rewriter: Rewriter, pattern: Pattern, root: Node) -> Iterator[Match]:
+def matches(edit: Rewriter, pattern: Pattern, root: Node) -> Iterator[Match]:
     """The matches of a pattern that end with a call, whose result may be used anywhere."""
     for part in pattern.parts if isinstance(pattern, Either) else (pattern,):
-        if isinstance(part, Operation) and part.name == rewriter.operator(root):
-            yield from part.inside(rewriter, root, Match({part: root.outputs[0]}, (root,)))
+        if isinstance(part, Operation) and part.name == edit.operator(root):
+            yield from part.inside(edit, root, Match({part: root.outputs[0]}, (root,)))
 
 
 class Rules:
@@ -371,12 +371,12 @@ class Rules:
         """Return the rules of both, those of this set first."""
         return Rules(*self.rules, *other.rules)
 
-    def run(self, rewriter: Rewriter) -> int:
+    def run(self, edit: Rewriter) -> int:
         """Apply each rule to every call that it may end with; return the number of rewrites."""
         count = 0
         for rule in self.rules:
-            if not all(any(rewriter.named(name) for name in names) for names in rule.pattern.needs):
+            if not all(any(edit.named(name) for name in names) for names in rule.pattern.needs):
                 continue
-            for root in rewriter.named(*sorted(rule.pattern.roots)):
-                count += root in rewriter.graph and rule.apply(rewriter, root)
+            for root in edit.named(*sorted(rule.pattern.roots)):
+                count += root in edit.graph and rule.apply(edit, root)
         return count

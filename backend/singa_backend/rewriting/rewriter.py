@@ -16,6 +16,8 @@ import numpy as np
 from ..ir.graph import Graph, Node, Value
 from ..ir.shapes import Shape
 
+Values = Sequence[Value | None]
+"""Inputs or outputs of a node; None for an absent one."""
 MOST = 1 << 26
 """The maximum bytes of a constant that is read, if a rule sets no bound."""
 FEW = 64
@@ -64,17 +66,17 @@ class Rewriter(ABC):
         Operators whose old versions mean something else, such as Add with an axis, have no name in those versions.
         """
 
-    @abstractmethod
     def version(self, node: Node) -> int:
         """The schema version that a node calls; 0 if it is not an operator of ONNX or another known domain."""
+        return node.version or 0
 
-    @abstractmethod
     def attribute(self, node: Node, name: str, default: Any = None) -> Any:
         """An attribute: a number, a list of numbers, a str or a tensor; `default` if the node and its schema have none."""
+        return node.get(name, default)
 
-    @abstractmethod
     def runnable(self, node: Node) -> Node | None:
         """A node as the definition of its operator takes it; None if it cannot be computed alone."""
+        return None if node.graphs else node
 
     # --- values
 
@@ -111,9 +113,9 @@ class Rewriter(ABC):
     def constant(self, value: Value | None, most: int = MOST) -> np.ndarray | None:
         """A constant tensor; None for any other value, and for one of more than `most` bytes that would have to be read."""
 
-    @abstractmethod
     def is_constant(self, value: Value | None) -> bool:
         """Whether a value is constant."""
+        return value is not None and value.constant is not None
 
     @abstractmethod
     def constant_bytes(self, value: Value | None) -> int:
@@ -152,19 +154,12 @@ class Rewriter(ABC):
 
     # --- changes
 
-    @abstractmethod
     def offers(self, op_type: str) -> bool:
         """Whether `put` can write nodes of an operator of ONNX's domain in the form of its newest version."""
+        return True
 
     @abstractmethod
-    def call(
-        self,
-        op_type: str,
-        inputs: Sequence[Value | None],
-        origins: Sequence[Node],
-        outputs: Sequence[Value | None] = (),
-        **attributes: Any,
-    ) -> Node:
+    def call(self, op_type: str, inputs: Values, origins: Sequence[Node], outputs: Values = (), **attributes: Any) -> Node:
         """A node in the form of the operator's newest version, for `put`; it returns a new value if `outputs` is not given.
 
         Args:
@@ -176,14 +171,7 @@ class Rewriter(ABC):
         """
 
     @abstractmethod
-    def again(
-        self,
-        node: Node,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
-        origins: Sequence[Node],
-        **changes: Any,
-    ) -> Node:
+    def again(self, node: Node, inputs: Values, outputs: Values, origins: Sequence[Node], **changes: Any) -> Node:
         """A node of the same operator on other inputs, for `put`.
 
         Args:

@@ -8,29 +8,29 @@ from ..ir.graph import Node
 from .rewriter import Rewriter
 
 
-def transposes(rewriter: Rewriter) -> int:
+def transposes(edit: Rewriter) -> int:
     """For any calls of the form Transpose(Transpose(x)), replace the last one by one Transpose of x, or by x."""
     count = 0
-    for call in rewriter.named("Transpose"):
-        before = rewriter.made_by(call.inputs[0], "Transpose")
-        first, second = permutation(rewriter, before), permutation(rewriter, call)
+    for call in edit.named("Transpose"):
+        before = edit.made_by(call.inputs[0], "Transpose")
+        first, second = permutation(edit, before), permutation(edit, call)
         if before is None or first is None or second is None or len(first) != len(second):
             continue
         both = compose(first, second)
-        if rewriter.is_valid and both == tuple(range(len(both))) and rewriter.alias(call.outputs[0], before.inputs[0]):
+        if edit.is_valid and both == tuple(range(len(both))) and edit.alias(call.outputs[0], before.inputs[0]):
             count += 1
         else:
-            count += rewriter.put(call, rewriter.again(call, before.inputs, call.outputs, [call], perm=list(both)))
+            count += edit.put(call, edit.again(call, before.inputs, call.outputs, [call], perm=list(both)))
     return count
 
 
-def permutation(rewriter: Rewriter, call: Node | None) -> tuple[int, ...] | None:
+def permutation(edit: Rewriter, call: Node | None) -> tuple[int, ...] | None:
     """The permutation of a Transpose; None if it is not known, or `perm` is not a permutation."""
     if call is None:
         return None
-    perm = rewriter.attribute(call, "perm")
+    perm = edit.attribute(call, "perm")
     if perm is None:
-        axes = rewriter.rank(call.inputs[0])
+        axes = edit.rank(call.inputs[0])
         return None if axes is None else tuple(reversed(range(axes)))
     return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
 

@@ -21,12 +21,12 @@ class Types:
     """Shapes and sizes, as far as they are known before the graph runs; sizes of one name are equal.
 
     Args:
-        rewriter: the graph.
+        edit: the graph.
     """
 
-    def __init__(self, rewriter: Rewriter) -> None:
-        self.attribute = rewriter.attribute
-        self._rewriter = rewriter
+    def __init__(self, edit: Rewriter) -> None:
+        self.attribute = edit.attribute
+        self._edit = edit
         self._given: Mapping[Value, Shape] = {}
         self._shapes: dict[Value, Shape] = {}
         self._sizes: dict[Value, Known] = {}
@@ -61,10 +61,10 @@ class Types:
 
     def infer(self, call: Node) -> None:
         """Add what is known of the outputs of a call; the values before it must be known."""
-        rewriter, domain = self._rewriter, call.domain
-        if domain and not rewriter.version(call):
+        edit, domain = self._edit, call.domain
+        if domain and not edit.version(call):
             return  # a function
-        declaration = newest_declaration(domain, call.op_type if domain else rewriter.operator(call))
+        declaration = newest_declaration(domain, call.op_type if domain else edit.operator(call))
         if declaration is None:
             return
         with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs

@@ -30,25 +30,25 @@ _OF_NODES = (
 _OF_VOTES = ("target_nodeids", "target_ids", "target_weights")
 
 
-def leaf_functions(rewriter: PlanRewriter) -> int:
+def leaf_functions(edit: PlanRewriter) -> int:
     """For any function of the result of one tree with one vote in each leaf, let the tree vote for the results of the function.
 
     The function consists of LabelEncoder, of elementwise operators with constants of one element, and of Reshape to a column.  It
     is computed for each leaf by the definitions; only the sign of zeros may change.
     """
-    return sum(_leaf_function(rewriter, tree) for tree in _ensembles(rewriter) if tree in rewriter.graph)
+    return sum(_leaf_function(edit, tree) for tree in _ensembles(edit) if tree in edit.graph)
 
 
-def summed_ensembles(rewriter: PlanRewriter) -> int:
+def summed_ensembles(edit: PlanRewriter) -> int:
     """For any sum of ensembles of the same input, use one ensemble with the trees of all of them."""
-    ensembles = {call.outputs[0]: call for call in _ensembles(rewriter)}
-    roots = [c for c in rewriter.named("Add", "Sum") if not _is_term(rewriter, c.outputs[0])] if len(ensembles) > 1 else []
-    return sum(_summed(rewriter, root, ensembles) for root in roots if root in rewriter.graph)
+    ensembles = {call.outputs[0]: call for call in _ensembles(edit)}
+    roots = [c for c in edit.named("Add", "Sum") if not _is_term(edit, c.outputs[0])] if len(ensembles) > 1 else []
+    return sum(_summed(edit, root, ensembles) for root in roots if root in edit.graph)
 
 
-def _ensembles(rewriter: PlanRewriter) -> Iterator[ir.Node]:
+def _ensembles(edit: PlanRewriter) -> Iterator[ir.Node]:
     """The calls of TreeEnsembleRegressor whose result is the sum of votes."""
-    for call in rewriter.graph.named(NAME):
+    for call in edit.graph.named(NAME):
         given = call.attributes
         if call.domain == ML and given.get("post_transform") in (None, "NONE"):
             plain = given.get("base_values") is None and given.get("base_values_as_tensor") is None
@@ -65,12 +65,12 @@ def _ensemble(
 # --- functions of leaves
 
 
-def _leaf_function(rewriter: PlanRewriter, tree: ir.Node) -> bool:
+def _leaf_function(edit: PlanRewriter, tree: ir.Node) -> bool:
     weights = _weights(tree)
     if weights is None:
         return False
     values: dict[ir.Value, np.ndarray] = {tree.results[0]: weights}
-    calls = _functions(rewriter, tree.results[0], values)
+    calls = _functions(edit, tree.results[0], values)
     while True:
         exits = [v for v in values if v.is_output or not v.users.keys() <= calls.keys()]
         others = [v for v in exits if values[v].dtype != np.float32]
@@ -86,7 +86,7 @@ def _leaf_function(rewriter: PlanRewriter, tree: ir.Node) -> bool:
         return False
     given = {k: tree.attributes[k] for k in tree.given if k != "target_weights_as_tensor"}
     changed = {**given, "target_weights": tuple(values[exits[0]][:, 0].tolist())}
-    rewriter.put(last, _ensemble(tree.inputs, exits[0], [last, tree], changed))
+    edit.put(last, _ensemble(tree.inputs, exits[0], [last, tree], changed))
     return True
 
 
@@ -106,7 +106,7 @@ def _weights(tree: ir.Node) -> np.ndarray | None:
     return (weights.astype(np.float32) + np.float32(0))[:, None]
 
 
-def _functions(rewriter: PlanRewriter, source: ir.Value, values: dict[ir.Value, np.ndarray]) -> dict[ir.Node, None]:
+def _functions(edit: PlanRewriter, source: ir.Value, values: dict[ir.Value, np.ndarray]) -> dict[ir.Node, None]:
     """The calls whose inputs are functions of a leaf or constants; their results for each leaf are added to `values`."""
     calls: dict[ir.Node, None] = {}
     pending: list[tuple[int, ir.Node]] = []
@@ -121,7 +121,7 @@ def _functions(rewriter: PlanRewriter, source: ir.Value, values: dict[ir.Value, 
     add(source)
     while pending and len(calls) < LONGEST:
         _, call = heapq.heappop(pending)
-        found = _results(rewriter, call, values)
+        found = _results(edit, call, values)
         if found is not None:
             calls[call] = None
             (result,) = call.results
@@ -130,25 +130,19 @@ def _functions(rewriter: PlanRewriter, source: ir.Value, values: dict[ir.Value, 
     return calls
 
 
-def _results(rewriter: PlanRewriter, call: ir.Node, values: Mapping[ir.Value, np.ndarray]) -> np.ndarray | None:
+def _results(edit: PlanRewriter, call: ir.Node, values: Mapping[ir.Value, np.ndarray]) -> np.ndarray | None:
     """The results of a call for each leaf, [leaves, 1]; None if it is not a function of one leaf."""
-    if (
-        len(call.outputs) != 1
-        or call.outputs[0] is None
-        or call.bodies
-        or call.operator is None
-        or not deterministic(rewriter, call)
-    ):
+    if len(call.outputs) != 1 or call.outputs[0] is None or call.bodies or call.operator is None or not deterministic(edit, call):
         return None
     if operator(call) == "Reshape":
-        if rewriter.ints(call.inputs[1]) != (-1, 1) or call.inputs[0] is None:
+        if edit.ints(call.inputs[1]) != (-1, 1) or call.inputs[0] is None:
             return None
         return values.get(call.inputs[0])
     if not is_pointwise(call) and (call.domain, call.op_type) != (ML, "LabelEncoder"):
         return None
     arrays: list[np.ndarray | None] = []
     for i in call.inputs:
-        array = None if i is None else values[i] if i in values else rewriter.constant(i)
+        array = None if i is None else values[i] if i in values else edit.constant(i)
         if i is not None and (array is None or (i not in values and (array.size != 1 or array.ndim > 2))):
             return None
         arrays.append(array)
@@ -164,13 +158,13 @@ def _results(rewriter: PlanRewriter, call: ir.Node, values: Mapping[ir.Value, np
 # --- sums
 
 
-def _is_term(rewriter: PlanRewriter, value: ir.Value | None) -> bool:
+def _is_term(edit: PlanRewriter, value: ir.Value | None) -> bool:
     """Whether a sum reads a value, and nothing else does."""
-    return once(value) and operator(rewriter.reader(value)) in ("Add", "Sum")
+    return once(value) and operator(edit.reader(value)) in ("Add", "Sum")
 
 
-def _summed(rewriter: PlanRewriter, root: ir.Node, known: Mapping[ir.Value | None, ir.Node]) -> bool:
-    terms = list(_terms(rewriter, root))
+def _summed(edit: PlanRewriter, root: ir.Node, known: Mapping[ir.Value | None, ir.Node]) -> bool:
+    terms = list(_terms(edit, root))
     groups: dict[tuple[Any, ...], list[ir.Value | None]] = {}
     for v in terms:
         call = known.get(v)
@@ -184,11 +178,11 @@ def _summed(rewriter: PlanRewriter, root: ir.Node, known: Mapping[ir.Value | Non
     rest = [v for v in terms if v not in gone]
     value = ir.Value() if rest else root.outputs[0]
     made = _ensemble(inputs, value, [root, *(known[v] for v in group)], {**joined, "n_targets": targets})
-    rewriter.put(root, made, *([rewriter.call("Sum", (made.outputs[0], *rest), [root], root.outputs)] if rest else []))
+    edit.put(root, made, *([edit.call("Sum", (made.outputs[0], *rest), [root], root.outputs)] if rest else []))
     return True
 
 
-def _terms(rewriter: PlanRewriter, root: ir.Node) -> Iterator[ir.Value | None]:
+def _terms(edit: PlanRewriter, root: ir.Node) -> Iterator[ir.Value | None]:
     """What a sum adds, through sums that only it reads."""
     pending = [*reversed(root.inputs)]
     while pending:

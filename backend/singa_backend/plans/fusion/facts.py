@@ -55,12 +55,12 @@ class Facts(Types):
     """Dtypes and shapes of the values of a plan.
 
     Args:
-        rewriter: the graph.
+        edit: the graph.
         types: the dtypes and shapes of values that the caller knows, such as those of the inputs.
     """
 
-    def __init__(self, rewriter: Rewriter, types: Mapping[ir.Value, Type]) -> None:
-        super().__init__(rewriter)
+    def __init__(self, edit: Rewriter, types: Mapping[ir.Value, Type]) -> None:
+        super().__init__(edit)
         self._parent: dict[ir.Value, ir.Value] = {}
         self._dtypes = {value: np.dtype(dtype) for value, (dtype, _) in types.items() if dtype is not None}
         self._given = {value: self._named(shape) for value, (_, shape) in types.items() if shape is not None}

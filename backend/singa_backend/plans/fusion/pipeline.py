@@ -93,6 +93,6 @@ def fuse(
     if not passes:
         return {}
     remove_dead(graph)
-    rewriter = PlanRewriter(graph, types)
-    done = run([partial(p, rewriter) for p in passes], ROUNDS)
+    edit = PlanRewriter(graph, types)
+    done = run([partial(p, edit) for p in passes], ROUNDS)
     return {p.__name__: n for p, n in zip(passes, done.counts, strict=True) if n}

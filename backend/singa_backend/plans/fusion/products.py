@@ -36,30 +36,30 @@ class _Product:
         return (self.call,) if self.last is self.call else (self.call, self.last)
 
 
-def products(rewriter: PlanRewriter) -> int:
+def products(edit: PlanRewriter) -> int:
     """For any calls of the form MatMul(x, W1), MatMul(x, W2), ..., with optional biases, replace them by one MatMul and a Split.
 
     Gemm(x, W) too, without factors and a transposed x.  The weights are constant matrices of one dtype, joined along their
     columns.  All results are read by Reshape, Transpose or Attention only.
     """
     groups: dict[tuple[ir.Value, str], list[_Product]] = {}
-    for call in rewriter.named("MatMul", "Gemm"):
+    for call in edit.named("MatMul", "Gemm"):
         x = call.inputs[0]
         if x is not None and len(x.users) > 1:
-            found = _product(rewriter, call)
+            found = _product(edit, call)
             if found is not None:
                 key = (x, f"{call.op_type} {found.weight.dtype} {found.weight.shape[0]}")
                 groups.setdefault(key, []).append(found)
     count = 0
     for (x, _), group in groups.items():
         if len(group) > 1 and sum(p.weight.nbytes for p in group) <= LARGEST:
-            _join(rewriter, x, group)
+            _join(edit, x, group)
             count += 1
     return count
 
 
-def _product(rewriter: PlanRewriter, call: ir.Node) -> _Product | None:
-    weight = rewriter.weight(call.inputs[1])
+def _product(edit: PlanRewriter, call: ir.Node) -> _Product | None:
+    weight = edit.weight(call.inputs[1])
     if weight is None or weight.ndim != 2 or call.inputs[0] == call.inputs[1]:
         return None
     last, bias = call, None
@@ -70,13 +70,13 @@ def _product(rewriter: PlanRewriter, call: ir.Node) -> _Product | None:
         if call.attributes["transB"]:
             weight = (weight if isinstance(weight, np.ndarray) else weight.array()).T
         if call.input(2) is not None:
-            bias = rewriter.constant(call.inputs[2])
+            bias = edit.constant(call.inputs[2])
             if bias is None or bias.shape != (weight.shape[1],):
                 return None
     else:
-        add = rewriter.reader(call.outputs[0]) if once(call.outputs[0]) else None
+        add = edit.reader(call.outputs[0]) if once(call.outputs[0]) else None
         if add is not None and operator(add) == "Add":
-            array = rewriter.constant(add.inputs[0] if add.inputs[1] == call.outputs[0] else add.inputs[1])
+            array = edit.constant(add.inputs[0] if add.inputs[1] == call.outputs[0] else add.inputs[1])
             if array is not None and array.shape == (weight.shape[1],) and array.dtype == weight.dtype:
                 last, bias = add, array
     (value,) = last.results
@@ -86,23 +86,23 @@ def _product(rewriter: PlanRewriter, call: ir.Node) -> _Product | None:
     return _Product(call, weight, bias, last)
 
 
-def _join(rewriter: PlanRewriter, x: ir.Value, group: list[_Product]) -> None:
+def _join(edit: PlanRewriter, x: ir.Value, group: list[_Product]) -> None:
     group = sorted(group, key=lambda p: p.call.position)
     dtype, name = group[0].weight.dtype, group[0].call.op_type
-    weight = rewriter.add_constant(_joined([p.weight for p in group]))
+    weight = edit.add_constant(_joined([p.weight for p in group]))
     origins = [c for p in group for c in p.calls]
     inputs, bias = [x, weight], None
     if any(p.bias is not None for p in group):
         # a result without a bias has 0 added: only the sign of its zeros may change
         parts = [np.zeros(p.weight.shape[1], dtype) if p.bias is None else p.bias for p in group]
-        bias = rewriter.add_constant(np.concatenate(parts))
+        bias = edit.add_constant(np.concatenate(parts))
         inputs += [bias] if name == "Gemm" else []
-    calls = [rewriter.call(name, inputs, origins)]
+    calls = [edit.call(name, inputs, origins)]
     if bias is not None and name == "MatMul":
-        calls.append(rewriter.call("Add", (calls[-1].outputs[0], bias), origins))
-    sizes = rewriter.add_constant(np.array([p.weight.shape[1] for p in group], np.int64))
-    calls.append(rewriter.call("Split", (calls[-1].outputs[0], sizes), origins, [p.last.outputs[0] for p in group], axis=-1))
-    rewriter.put(group[0].call, *calls, also=origins[1:])
+        calls.append(edit.call("Add", (calls[-1].outputs[0], bias), origins))
+    sizes = edit.add_constant(np.array([p.weight.shape[1] for p in group], np.int64))
+    calls.append(edit.call("Split", (calls[-1].outputs[0], sizes), origins, [p.last.outputs[0] for p in group], axis=-1))
+    edit.put(group[0].call, *calls, also=origins[1:])
 
 
 def _joined(weights: Sequence[np.ndarray | LazyConstant]) -> np.ndarray | LazyConstant:

@@ -11,7 +11,7 @@ from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...ir.shapes import Shape
 from ...kernels.values import LazyConstant
-from ...rewriting.rewriter import MOST, Rewriter
+from ...rewriting.rewriter import MOST, Rewriter, Values
 from ..flat import ORIGINS, call_of, operator
 from .facts import Facts, Type
 from .lazy import multiplied
@@ -43,19 +43,6 @@ class PlanRewriter(Rewriter):
         """The operator of ONNX's domain that a node calls in its present meaning; "" for any other."""
         return operator(node)
 
-    def version(self, node: ir.Node) -> int:
-        """The schema version of an operator; 0 for a function."""
-        return node.version or 0
-
-    def attribute(self, node: ir.Node, name: str, default: Any = None) -> Any:
-        """An attribute, a str for one of bytes; `default` if the node and its schema have none."""
-        value = node.attributes.get(name)
-        return default if value is None else value.decode() if isinstance(value, bytes) else value
-
-    def runnable(self, node: ir.Node) -> ir.Node | None:
-        """The node; None for one with bodies."""
-        return None if node.graphs else node
-
     def with_trait(self, trait: str) -> list[ir.Node]:
         """The nodes that call operators of ONNX's domain with a trait."""
         return self.named(*(name for name in self.graph.op_types if has_trait("", name, trait)))
@@ -86,10 +73,6 @@ class PlanRewriter(Rewriter):
         array = self.weight(value)
         return array.array() if isinstance(array, LazyConstant) else array
 
-    def is_constant(self, value: ir.Value | None) -> bool:
-        """Whether a value is constant."""
-        return value is not None and value.constant is not None
-
     def constant_bytes(self, value: ir.Value | None) -> int:
         """The size of a constant; 0 for any other value."""
         array = self.weight(value)
@@ -107,29 +90,11 @@ class PlanRewriter(Rewriter):
 
     # --- changes
 
-    def offers(self, op_type: str) -> bool:
-        """Whether a plan holds nodes of an operator: always True."""
-        return True
-
-    def call(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        origins: Sequence[ir.Node],
-        outputs: Sequence[ir.Value | None] = (),
-        **attributes: Any,
-    ) -> ir.Node:
+    def call(self, op_type: str, inputs: Values, origins: Sequence[ir.Node], outputs: Values = (), **attributes: Any) -> ir.Node:
         """A node of an operator's newest version, which returns a new value if `outputs` is not given."""
         return call_of(op_type, inputs, outputs, origins, **attributes)
 
-    def again(
-        self,
-        node: ir.Node,
-        inputs: Sequence[ir.Value | None],
-        outputs: Sequence[ir.Value | None],
-        origins: Sequence[ir.Node],
-        **changes: Any,
-    ) -> ir.Node:
+    def again(self, node: ir.Node, inputs: Values, outputs: Values, origins: Sequence[ir.Node], **changes: Any) -> ir.Node:
         """A node of the same operator on other inputs: of the same version, or of the newest one if attributes change."""
         if not changes:
             nodes = tuple(n for one in origins for n in one.origins)[-ORIGINS:]

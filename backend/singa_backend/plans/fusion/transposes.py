@@ -13,17 +13,17 @@ LENGTH = 8
 """The number of elementwise calls between two Transposes that cancel."""
 
 
-def cancelled(rewriter: PlanRewriter) -> int:
+def cancelled(edit: PlanRewriter) -> int:
     """For any calls of the form Transpose(f(Transpose(x))), where f is elementwise and the Transposes cancel, remove both.
 
     f is a chain of unary operators, and of operators with a constant of one element.
     """
     count = 0
-    for call in rewriter.named("Transpose"):
-        perm = permutation(rewriter, call)
-        chain = _chain(rewriter, call.inputs[0]) if perm is not None and call in rewriter.graph else []
-        before = rewriter.made_by(_source(rewriter, chain[-1]), "Transpose") if chain else None
-        if perm is None or before is None or permutation(rewriter, before) != invert(perm):
+    for call in edit.named("Transpose"):
+        perm = permutation(edit, call)
+        chain = _chain(edit, call.inputs[0]) if perm is not None and call in edit.graph else []
+        before = edit.made_by(_source(edit, chain[-1]), "Transpose") if chain else None
+        if perm is None or before is None or permutation(edit, before) != invert(perm):
             continue
         value, old = before.inputs[0], before.outputs[0]
         made: list[ir.Node] = []
@@ -31,17 +31,17 @@ def cancelled(rewriter: PlanRewriter) -> int:
             outputs = call.outputs if step is chain[0] else [ir.Value()]
             made.append(step.copy([value if i is old else i for i in step.inputs], outputs, step.origins))
             value, old = outputs[0], step.outputs[0]
-        rewriter.put(call, *made)
+        edit.put(call, *made)
         count += 1
     return count
 
 
-def _chain(rewriter: PlanRewriter, value: ir.Value | None) -> list[ir.Node]:
+def _chain(edit: PlanRewriter, value: ir.Value | None) -> list[ir.Node]:
     """The elementwise calls of one value before a Transpose, the last one first."""
     found: list[ir.Node] = []
     while len(found) < LENGTH:
         step = value.producer if value is not None and value.is_used_once else None
-        before = None if step is None or len(step.results) != 1 else _source(rewriter, step)
+        before = None if step is None or len(step.results) != 1 else _source(edit, step)
         if step is None or before is None:
             return found
         found.append(step)
@@ -49,7 +49,7 @@ def _chain(rewriter: PlanRewriter, value: ir.Value | None) -> list[ir.Node]:
     return []
 
 
-def _source(rewriter: PlanRewriter, step: ir.Node) -> ir.Value | None:
+def _source(edit: PlanRewriter, step: ir.Node) -> ir.Value | None:
     """The one value of which a call is an elementwise function; None for other calls."""
     name = operator(step)
     if not name or step.bodies:
@@ -58,31 +58,31 @@ def _source(rewriter: PlanRewriter, step: ir.Node) -> ir.Value | None:
         return step.inputs[0] if all(i is None or i.constant is not None for i in step.inputs[1:]) else None
     if has_trait("", name, "broadcasting") and len(step.inputs) == 2:
         for at in (0, 1):
-            array = rewriter.constant(step.inputs[1 - at])
-            if array is not None and array.size == 1 and rewriter.facts.rank_at_least(step.inputs[at], array.ndim):
+            array = edit.constant(step.inputs[1 - at])
+            if array is not None and array.size == 1 and edit.facts.rank_at_least(step.inputs[at], array.ndim):
                 return step.inputs[at]
     return None
 
 
-def through_reshapes(rewriter: PlanRewriter) -> int:
+def through_reshapes(edit: PlanRewriter) -> int:
     """For any calls of the form Reshape(Transpose(Reshape(x))), where the last splits what the first joins, use one Transpose.
 
     The shapes must be known, if only by the names of their sizes.
     """
     count = 0
-    for last in rewriter.named("Reshape"):
-        middle = rewriter.made_by(last.inputs[0], "Transpose")
-        first = rewriter.made_by(middle.inputs[0], "Reshape") if middle is not None else None
-        perm = permutation(rewriter, middle)
+    for last in edit.named("Reshape"):
+        middle = edit.made_by(last.inputs[0], "Transpose")
+        first = edit.made_by(middle.inputs[0], "Reshape") if middle is not None else None
+        perm = permutation(edit, middle)
         if first is None or middle is None or perm is None:
             continue
-        shape, joined, result = (rewriter.shape(v) for v in (first.inputs[0], first.outputs[0], last.outputs[0]))
+        shape, joined, result = (edit.shape(v) for v in (first.inputs[0], first.outputs[0], last.outputs[0]))
         groups = None if shape is None or joined is None else _groups(shape, joined)
         if groups is None or shape is None or len(groups) != len(perm):
             continue
         axes = [a for i in perm for a in groups[i]]
         if result == tuple(shape[a] for a in axes):
-            rewriter.put(last, rewriter.call("Transpose", first.inputs[:1], [first, middle, last], last.outputs, perm=axes))
+            edit.put(last, edit.call("Transpose", first.inputs[:1], [first, middle, last], last.outputs, perm=axes))
             count += 1
     return count
 
