@@ -7,6 +7,9 @@ replacing all uses of a value is one loop, whatever uses it.
 A body, which is a graph attribute of a node, is a closed graph: each value of an outer graph that it reads is a value in its
 `captured`, and the node's `captures` maps this to the value of the node's graph.
 
+Nodes and values refer to their graph weakly, and a graph that is released takes its nodes and values apart: the memory of a model
+is free as soon as nothing refers to its graph.
+
 All changes are made by the methods of `Graph` and `Node`, which record how to undo them while there is a `journal`.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -82,21 +86,21 @@ class Value:
 
     Attributes:
         name: its name in a file; "" for a value that has none yet.
-        graph: the graph that defines it; None before it belongs to one.
         producer: the node that returns it; None for any other value.
-        uses: what uses it: pairs of a node or graph and a place.
+        uses: what uses it: pairs of a node, or a reference to a graph, and a place.
         constant: the contents of an initializer or a constant: an array, or a message of a file; None for any other value.
         declared: the declaration of an input; None for any other value.
         pinned: whether something else than a node refers to its name, which must not change.
         slot: its number in the program of its graph.
     """
 
-    __slots__ = ("constant", "declared", "graph", "name", "pinned", "producer", "slot", "uses")
+    __slots__ = ("_graph", "constant", "declared", "name", "pinned", "producer", "slot", "uses")
 
     def __init__(
         self, name: str = "", *, graph: Graph | None = None, constant: Any = None, declared: Declared | None = None
     ) -> None:
-        self.name, self.graph, self.constant, self.declared = name, graph, constant, declared
+        self.name, self.constant, self.declared = name, constant, declared
+        self._graph: weakref.ref[Graph] | None = None if graph is None else graph.ref
         self.producer: Node | None = None
         self.uses: dict[tuple[Any, Place], None] = {}
         self.pinned = False
@@ -105,6 +109,11 @@ class Value:
     def __repr__(self) -> str:
         """Return the name, for debugging."""
         return f"<Value {self.name!r}>"
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph that defines it; None before it belongs to one."""
+        return None if self._graph is None else self._graph()
 
     @property
     def users(self) -> dict[Node, int]:
@@ -123,7 +132,7 @@ class Value:
     @property
     def is_output(self) -> bool:
         """Whether it is an output of its graph, or something else refers to its name."""
-        return self.pinned or any(isinstance(user, Graph) for user, _ in self.uses)
+        return self.pinned or any(not isinstance(user, Node) for user, _ in self.uses)
 
     @property
     def is_used(self) -> bool:
@@ -141,8 +150,10 @@ class Value:
     def replace_all_uses_with(self, new: Value, *, outputs: bool = True) -> None:
         """Replace this value by another one wherever it is used; `outputs`: also where it is an output of the graph."""
         for user, place in list(self.uses):
-            if outputs or isinstance(user, Node):
+            if isinstance(user, Node):
                 user.put(place, new)
+            elif outputs and (graph := user()) is not None:
+                graph.put(place, new)
 
 
 @dataclass(eq=False)
@@ -169,7 +180,6 @@ class Node:
         proto: the message that the node was read from; None for a new one.
         origins: the nodes in whose place it is, for reports.
         gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
-        graph: the graph that contains it; None for a node that is not in one.
         position: larger for later nodes of the graph.
         input_slots: the numbers of the inputs in the program of the graph; ABSENT (-1) for an absent one.
         output_slots: the same of the outputs.
@@ -192,7 +202,7 @@ class Node:
     proto: NodeProto | None = None
     origins: tuple[Node, ...] = ()
     gradient: int = -1
-    graph: Graph | None = field(default=None, init=False)
+    _graph: weakref.ref[Graph] | None = field(default=None, init=False, repr=False)
     position: int = field(default=0, init=False)
     input_slots: tuple[int, ...] = field(default=(), init=False)
     output_slots: tuple[int, ...] = field(default=(), init=False)
@@ -206,6 +216,11 @@ class Node:
     def __str__(self) -> str:
         """Return the operator type and the name."""
         return f"{self.op_type} {self.name!r}"
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph that contains it; None for a node that is not in one."""
+        return None if self._graph is None else self._graph()
 
     @property
     def title(self) -> str:
@@ -369,7 +384,7 @@ class Node:
             old.producer = None
         self.outputs[i] = value
         if value is not None and self.graph is not None:
-            value.producer, value.graph = self, self.graph
+            value.producer, value._graph = self, self._graph
 
     def _record(self, undo: Undo) -> None:
         if self.graph is not None and self.graph.journal is not None:
@@ -425,7 +440,6 @@ class Graph:
         captured: the values that stand for values of the graph of the node that contains this body.
         program: the numbered form that runs, which `ir.program` keeps here.
         opsets: the opset of each domain; "" is ONNX's.
-        owner: the node that contains this body; None for a main graph and for the body of a function.
         proto: the message that it was read from, if it is edited for a file.
         journal: records the changes of this graph; None if they are final.
         warnings: what the reader read in another way than the file states it, one sentence each.
@@ -444,7 +458,8 @@ class Graph:
         self.declared_outputs: tuple[Declared, ...] = ()
         self.initializers: dict[str, Value] = {}
         self.captured: list[Value] = []
-        self.owner: Node | None = None
+        self.ref = weakref.ref(self)
+        self._owner: weakref.ref[Node] | None = None
         self.proto: Any = None
         self.journal: Journal | None = None
         self.warnings: tuple[str, ...] = ()
@@ -459,6 +474,26 @@ class Graph:
     def __repr__(self) -> str:
         """Return the name, for debugging."""
         return f"<Graph {self.name!r}>"
+
+    def __del__(self) -> None:
+        """Take the nodes and values apart, which refer to each other, so that their memory is free at once."""
+        for i, v in enumerate(self.outputs):
+            v.uses.pop((self.ref, i), None)
+        node, self.journal = self._first, None
+        while node is not None:
+            following = node._next
+            self._unlink(node)
+            node._next = node._previous = None
+            node = following
+
+    @property
+    def owner(self) -> Node | None:
+        """The node that contains this body; None for a main graph and for the body of a function."""
+        return None if self._owner is None else self._owner()
+
+    @owner.setter
+    def owner(self, node: Node) -> None:
+        self._owner = weakref.ref(node)
 
     # --- as a whole
 
@@ -727,7 +762,7 @@ class Graph:
 
     def _link(self, node: Node, before: Node | None) -> None:
         previous = self._last if before is None else before._previous
-        node.graph, node._previous, node._next = self, previous, before
+        node._graph, node._previous, node._next = self.ref, previous, before
         if previous is None:
             self._first = node
         else:
@@ -750,7 +785,7 @@ class Graph:
             v.uses[node, inner] = None
         for v in node.outputs:
             if v is not None:
-                v.producer, v.graph = node, self
+                v.producer, v._graph = node, self.ref
 
     def arrange(self, nodes: Sequence[Node]) -> None:
         """Contain these nodes in this order, in place of all others; it cannot be undone."""
@@ -768,7 +803,7 @@ class Graph:
             self._last = previous
         else:
             following._previous = previous
-        node.graph = None  # its own links stay, so that an iteration goes on
+        node._graph = None  # its own links stay, so that an iteration goes on
         self._all = self.program = None
         del self._kinds[node.op_type][node]
         for i, v in enumerate(node.inputs):
@@ -784,7 +819,7 @@ class Graph:
 
     def add_input(self, value: Value, *, optional: bool = False) -> Value:
         """Add an input; `optional` for one that has an initializer."""
-        value.graph = self
+        value._graph = self.ref
         values = self.optional_inputs if optional else self.inputs
         values.append(value)
         if self.journal is not None:
@@ -802,9 +837,15 @@ class Graph:
 
             self.journal.add(undo)
 
+    def add_captured(self, value: Value) -> Value:
+        """Add a value that stands for one of the graph around this body."""
+        value._graph = self.ref
+        self.captured.append(value)
+        return value
+
     def add_initializer(self, value: Value) -> Value:
         """Add a value with a constant under its name."""
-        value.graph = self
+        value._graph = self.ref
         self.initializers[value.name] = value
         if self.journal is not None:
             self.journal.add(lambda: self._drop_initializer(value))
@@ -828,10 +869,10 @@ class Graph:
     def set_outputs(self, values: Iterable[Value]) -> None:
         """Set all outputs."""
         for i, v in enumerate(self.outputs):
-            v.uses.pop((self, i), None)
+            v.uses.pop((self.ref, i), None)
         before, self.outputs, self.program = self.outputs, list(values), None
         for i, v in enumerate(self.outputs):
-            v.uses[self, i] = None
+            v.uses[self.ref, i] = None
         if self.journal is not None:
             self.journal.add(lambda: self.set_outputs(before))
 
@@ -846,8 +887,8 @@ class Graph:
         if old is new:
             return
         self.outputs[place] = new
-        old.uses.pop((self, place), None)
-        new.uses[self, place] = None
+        old.uses.pop((self.ref, place), None)
+        new.uses[self.ref, place] = None
         if self.journal is not None:
             self.journal.add(lambda: self.put(place, old))
 

@@ -397,9 +397,8 @@ class _Scope:
             value.constant = array
             graph.add_initializer(value)
         graph.optional_inputs = [self._value_of(v.name) for v in optional]
-        graph.captured = [self.values[n] for n in self.captured]
-        for value in graph.captured:
-            value.graph = graph
+        for n in self.captured:
+            graph.add_captured(self.values[n])
         self.reader.captures[graph] = list(self.captured.values())
         for node in nodes:
             graph.append(node)

@@ -108,7 +108,7 @@ class _Level:
         found = self.values.get(name)
         if found is None:
             found = self.define(name)
-            self.graph.captured.append(found)
+            self.graph.add_captured(found)
             if self.outer is not None and self.graph.owner is not None:
                 self.graph.owner.captures[found] = self.outer.value(name)
         return found

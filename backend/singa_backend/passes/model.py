@@ -168,6 +168,8 @@ class ModelEditor:
     def write(self) -> None:
         """Write the changes to the ModelProto."""
         write_model(self.model, self.main, self.functions)
+        for graph in self.all_graphs():
+            graph.journal = None
         for graph in self.all_graphs() if self.retyped else ():
             for declared, value in zip(graph.proto.output, graph.outputs, strict=True):
                 if value in self.retyped:
