@@ -19,7 +19,8 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
 from ..errors import SonnxError
-from ..ir.graph import Graph, Journal, Node, Value
+from ..ir.graph import Graph, Node, Value
+from ..ir.journal import Journal
 from ..ir.structure import defined_values, hidden_name, read_structure
 from ..ir.wellformed import check_messages
 from ..ir.writer import write_model
