@@ -7,6 +7,7 @@ The parameters before the star are the inputs, those after it the attributes, wi
 `xp` is the array namespace (see devices/namespaces.py).  Annotations request more:
 
     Host[int], Host[Ints], Host[np.ndarray]    an input that is read on the host: a shape, an axis, a ratio
+    Host[V]                                    the same for a composition, whose body has it as a value
     run: Run           run(subgraph, *inputs) -> list of outputs, for operators with graph attributes
     wanted: Wanted     which outputs the node uses, a tuple of bool
     version: Version   the schema version of the node, if one body implements several
@@ -432,7 +433,7 @@ def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
     kind = declared.host
     if kind is tuple:
         return tuple(value.tolist() if value.ndim == 1 else value.reshape(-1).tolist())
-    if kind is np.ndarray:
+    if kind is np.ndarray or kind is Any:
         return value
     if kind is bool and value.dtype.kind != "b":
         raise OperatorError(f"input {declared.name!r} must be bool, got {dtypes.onnx_name(value.dtype)}", code="SX406")
