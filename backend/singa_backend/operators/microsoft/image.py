@@ -14,26 +14,25 @@ from ...ir.windows import SAME, windows
 from .._common import length
 from .._shapes import pooled_shapes
 from .._windows import spatial
-from ..sampling import grid_sample_16, grid_sample_16_decomposition
+from ..sampling import grid_sample_16_decomposition
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft
 
 LOWEST = float(np.finfo(np.float32).min)
 
 
 @microsoft("GridSample", 1, widen=False, traits=("rank_of_first",))
-def ms_grid_sample(
-    xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
-) -> Array:
+def ms_grid_sample(op: Op, x: V, grid: V, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros") -> V:
     """Sample an image at the places of a grid, as GridSample-16."""
+    return grid_sample_16_decomposition(op, x, grid, align_corners, mode, padding_mode)
+
+
+@ms_grid_sample.accepts
+def ms_grid_sample_accepts(x: Array, grid: Array) -> None:
     if not (dtypes.is_float(x.dtype) and x.dtype == grid.dtype):
         kinds = f"{dtypes.onnx_name(x.dtype)} and {dtypes.onnx_name(grid.dtype)}"
         raise OperatorError(f"X and Grid must be floats of one type, got {kinds}", code="SX406")
-    return grid_sample_16(xp, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
-
-
-@ms_grid_sample.decomposition
-def ms_grid_sample_body(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
-    return grid_sample_16_decomposition(op, x, grid, align_corners, mode, padding_mode)
+    if x.ndim != 4:
+        raise OperatorError(f"GridSample-16 takes 4 axes, got {x.ndim}", code="SX404")
 
 
 # --- crops --------------------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ... import dtypes
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape
 from .._flops import each_input
 from ._api import Array, Op, V, Wanted, Xp, microsoft
+from .gates import single
 
 
 def _check_residual(x: Array, skip: Array, bias: Array | None, **vectors: Array | None) -> None:
@@ -72,9 +72,9 @@ def skip_simplified_layer_normalization(
     """Divide x + skip + bias by its root mean square; returns y, zeros in place of a mean, the inverse root and the sum."""
     total = _residual_in(op, x, skip, bias)
     y = op.RMSNormalization(total, gamma, axis=-1, epsilon=epsilon)
-    if len(wanted) < 2:
-        return (y,)
-    inverse = _inverse_root(op, _single(op, total), epsilon)
+    if not any(wanted[1:3]):
+        return y, None, None, total
+    inverse = _inverse_root(op, single(op, total), epsilon)
     return y, op.zeros_like(inverse), inverse, total
 
 
@@ -84,11 +84,6 @@ def skip_simplified_layer_normalization_accepts(x: Array, skip: Array, gamma: Ar
 
 
 skip_simplified_layer_normalization.flops(each_input(8))
-
-
-def _single(op: Op, x: V) -> V:
-    """Return x in float32, if its dtype is narrower."""
-    return op.Cast(x, to=dtypes.onnx_code(np.float32)) if op.dtype(x) in dtypes.NARROW_FLOATS else x
 
 
 def _inverse_root(op: Op, x: V, epsilon: float) -> V:

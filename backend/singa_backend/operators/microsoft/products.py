@@ -241,12 +241,10 @@ def _check_pairs(a: Array, b: Array) -> None:
 
 
 def _complex(op: Op, a: V, b: V, sign: int) -> V:
-    """Sums of products with the real part and, turned by a quarter, the imaginary part."""
-    real, imaginary = op.Split(b, axis=-1, num_outputs=2, outputs=2)
-    x, y = op.Split(a, axis=-1, num_outputs=2, outputs=2)
-    turned = op.Concat(op.Neg(y), x, axis=-1)
-    second = op.Mul(turned, imaginary)
-    return op.Add(op.Mul(a, real), second) if sign > 0 else op.Sub(op.Mul(a, real), second)
+    """Return the products of complex numbers A and B, or with sign -1 of A and the conjugates of B."""
+    (x, y), (u, v) = (op.Split(z, axis=-1, num_outputs=2, outputs=2) for z in (a, b))
+    same, crossed = (op.Sub, op.Add) if sign > 0 else (op.Add, op.Sub)
+    return op.Concat(same(op.Mul(x, u), op.Mul(y, v)), crossed(op.Mul(y, u), op.Mul(x, v)), axis=-1)
 
 
 @microsoft("ComplexMul", 1)

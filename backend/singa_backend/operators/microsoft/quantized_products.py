@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from ... import dtypes
 from ...errors import OperatorError
 from ...ir.shapes import Dim, KnownShapes, Shape
 from .._shapes import convolved, multiplied
 from ._api import Array, Ints, Op, V, microsoft
 from ._eight_bits import check_ones, check_rank, rounded, spatial_first, spatial_last
+from .gates import single
 
 # --- QGemm
 
@@ -38,7 +40,7 @@ def qgemm(
     """
     a, b = (op.Transpose(x, perm=[1, 0]) if turned else x for x, turned in ((a, transA), (b, transB)))
     y = op.MatMulInteger(a, b, a_zero, b_zero)
-    y = op.Cast(y if c is None else op.Add(y, c), to=1)
+    y = op.Cast(y if c is None else op.Add(y, c), to=dtypes.onnx_code(op.dtype(a_scale)))
     y = op.Mul(y, op.Mul(op.Mul(op.Reshape(a_scale, [-1]), alpha), op.Reshape(b_scale, [-1])))
     return y if y_scale is None else rounded(op, y, y_scale, y_zero, np.dtype(np.uint8))
 
@@ -79,14 +81,9 @@ def matmul_integer_to_float(
     bias: V | None = None,
 ) -> V:
     """Compute (A - a's zero point) * (B - b's zero point) * a's scale * b's scale + bias."""
-    y = op.Cast(op.MatMulInteger(a, b, a_zero, b_zero), to=1)
-    y = op.Mul(y, op.Mul(*(op.Cast(s, to=1) if op.dtype(s) != np.float32 else s for s in (a_scale, b_scale))))
-    return op.cast(y if bias is None else op.Add(y, op.Cast(bias, to=1) if op.dtype(bias) != np.float32 else bias), a_scale)
-
-
-def _flat(scale: Array) -> Array:
-    """Return one scale as a scalar."""
-    return scale.reshape(()) if scale.size == 1 else scale
+    factor = op.Mul(single(op, a_scale), single(op, b_scale))
+    y = op.Mul(op.Cast(op.MatMulInteger(a, b, a_zero, b_zero), to=dtypes.onnx_code(op.dtype(factor))), factor)
+    return op.cast(y if bias is None else op.Add(y, single(op, bias)), a_scale)
 
 
 matmul_integer_to_float.shapes(multiplied())
@@ -96,7 +93,7 @@ matmul_integer_to_float.shapes(multiplied())
 def dynamic_quantize_matmul(op: Op, a: V, b: V, b_scale: V, b_zero: V | None = None, bias: V | None = None) -> V:
     """Quantize A to uint8 by its range, as DynamicQuantizeLinear does, and compute MatMulIntegerToFloat."""
     q, scale, zero = op.DynamicQuantizeLinear(a, outputs=3)
-    return matmul_integer_to_float(op, q, b, scale, b_scale, zero, b_zero, bias)
+    return matmul_integer_to_float(op, q, b, op.cast(scale, b_scale), b_scale, zero, b_zero, bias)
 
 
 dynamic_quantize_matmul.shapes(multiplied())
