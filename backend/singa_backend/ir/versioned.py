@@ -90,7 +90,6 @@ class _Plan:
         halves: whether none is where a device multiplies float16 numbers.
         results: the dtypes of the outputs, None for those that the schema does not bind.
         rest: the dtype of further variadic outputs.
-        rounded: the dtype of a float32 result of a composition that the schema does not bind; None if none is narrow.
         grows: whether several inputs are broadcast to one shape, which may be larger than each of theirs.
     """
 
@@ -99,7 +98,6 @@ class _Plan:
     halves: bool
     results: tuple[np.dtype[Any] | None, ...]
     rest: np.dtype[Any] | None
-    rounded: np.dtype[Any] | None
     grows: bool
 
 
@@ -143,14 +141,12 @@ class VersionedOperator:
             next((given[i] for i in b if i < len(given) and given[i] is not None), None) if isinstance(b, tuple) else b
             for b in known.bound
         ]
-        narrow = tuple(i for i, dtype in enumerate(given) if declaration.widen and dtype in dtypes.NARROW_FLOATS)
         return _Plan(
             ready=not declaration.prepares and all(dtype is not None for dtype in given),
             halves="half_products" in self._traits and all(dtype == np.float16 for dtype in given),
-            narrow=narrow,
+            narrow=tuple(i for i, dtype in enumerate(given) if declaration.widen and dtype in dtypes.NARROW_FLOATS),
             results=tuple(bound),
             rest=bound[-1] if known.variadic_output else None,
-            rounded=given[narrow[0]] if narrow and declaration.composes else None,
             grows=known.elementwise and len(given) > 1,
         )
 
@@ -270,8 +266,6 @@ class VersionedOperator:
                 if not is_host_value(value):
                     outputs[i] = value = xp.asarray(value)
             dtype = bound[i] if i < len(bound) else plan.rest
-            if dtype is None and plan.rounded is not None and value.dtype == np.float32:
-                dtype = plan.rounded
             if dtype is not None and value.dtype is not dtype and value.dtype != dtype:
                 outputs[i] = value.astype(dtype)
         if len(outputs) < wanted:

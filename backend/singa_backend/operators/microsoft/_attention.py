@@ -12,6 +12,7 @@ from ...errors import OperatorError
 from ...ir.declaration import Declaration, Ints
 from ..attention import attention
 from ._api import Array, Op, V
+from .gates import single
 
 # --- what is accepted -------------------------------------------------------------------------------------------------
 
@@ -81,6 +82,16 @@ def length_with(past: Array | None, new: Ints, used: Array | None) -> int:
 
 
 # --- as ONNX's operators ----------------------------------------------------------------------------------------------
+
+
+def op_wide(op: Op, *values: V) -> list[V]:
+    """Return narrow floats in float32, and other values as they are."""
+    return [None if x is None else single(op, x) for x in values]
+
+
+def op_like(op: Op, like: V, *values: V) -> list[V]:
+    """Return values in the dtype of another one: the schema does not bind that of the scores."""
+    return [None if x is None else op.cast(x, like) for x in values]
 
 
 def op_split_heads(op: Op, x: V, heads: int) -> V:

@@ -19,10 +19,12 @@ from ._attention import (
     heads_of,
     op_attend,
     op_join_heads,
+    op_like,
     op_newer,
     op_range,
     op_size,
     op_split_heads,
+    op_wide,
     wrong,
 )
 from ._attention_facts import attended, of_groups
@@ -66,6 +68,7 @@ def _refuse(past_key: Any, past_value: Any, sliding: int, causal: int, window: i
 @microsoft(
     "GroupQueryAttention",
     1,
+    widen=False,
     traits=("product",),
     weights={0: "the query", 1: "the key", 2: "the value"},
     caches={3: 1, 4: 2},
@@ -115,6 +118,9 @@ def group_query_attention(
     k_scale = None if k_quant_type == "NONE" else k_scale
     v_scale = None if v_quant_type == "NONE" else v_scale
     _refuse(past_key, past_value, sliding_window_cache, causal, local_window_size, query_seqlens)
+    target = query
+    query, key, value, past_key, past_value = op_wide(op, query, key, value, past_key, past_value)
+    cos_cache, sin_cache, attention_bias, head_sink = op_wide(op, cos_cache, sin_cache, attention_bias, head_sink)
     q, k, v = parts_of(op, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None:
         q = op_newer(op, rms_normalization, 23, [q, q_norm_weight], {"epsilon": q_norm_epsilon or qk_norm_epsilon})[0]
@@ -141,7 +147,11 @@ def group_query_attention(
     shown = op.Where(seen, op.Slice(shown, [0], total, [3]), zero) if qk_output else None
     if sliding_window_cache:
         present_key, present_value = (cache.rolled(op, x, capacity, local_window_size) for x in (present_key, present_value))
-    return [op_join_heads(op, y), present_key, present_value, shown]
+    if k_scale is None:
+        present_key = op.cast(present_key, target)
+    if v_scale is None:
+        present_value = op.cast(present_value, target)
+    return [*op_like(op, target, op_join_heads(op, y)), present_key, present_value, *op_like(op, target, shown)]
 
 
 @group_query_attention.accepts

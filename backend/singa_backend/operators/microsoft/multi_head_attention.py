@@ -15,11 +15,13 @@ from ._attention import (
     op_appended,
     op_attend,
     op_join_heads,
+    op_like,
     op_mask_bias,
     op_past_length,
     op_range,
     op_size,
     op_split_heads,
+    op_wide,
     wrong,
 )
 from ._attention_facts import attended, of_heads
@@ -139,6 +141,7 @@ def _attended(
 @microsoft(
     "MultiHeadAttention",
     1,
+    widen=False,
     traits=("product",),
     weights={0: "the query", 1: "the key", 2: "the value"},
     caches={6: 1, 7: 2},
@@ -167,13 +170,18 @@ def multi_head_attention(
     does, also for keys of another length.  cache_indirection says of which beam each row of the past is; as onnxruntime, the
     operator reads it for one query and with past_sequence_length only.
     """
+    target = query
+    query, key, value, bias, attention_bias, past_key, past_value = op_wide(
+        op, query, key, value, bias, attention_bias, past_key, past_value
+    )
     parts = _heads(op, query, key, value, bias, num_heads)
     pasts, causal, beams = (past_key, past_value), bool(unidirectional), None
     if cache_indirection is not None and past_sequence_length is not None:
         beams = _beams_if(op, op.Equal(op_size(op, query, 1), 1), cache_indirection)
-    return _attended(
+    found = _attended(
         op, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale, beams
     )
+    return op_like(op, target, *found)
 
 
 @multi_head_attention.accepts
@@ -202,6 +210,7 @@ multi_head_attention.flops(attended(1, 6))
 @microsoft(
     "DecoderMaskedMultiHeadAttention",
     1,
+    widen=False,
     traits=("product",),
     weights={0: "the query", 1: "the key", 2: "the value"},
     caches={5: 1, 6: 2},
@@ -231,6 +240,10 @@ def decoder_masked_multi_head_attention(
     With past_present_share_buffer the past has rows that are not in use, and the new row is written after
     past_sequence_length rows.  cache_indirection says of which beam the past of each row is.
     """
+    target = query
+    query, key, value, bias, attention_bias, past_key, past_value = op_wide(
+        op, query, key, value, bias, attention_bias, past_key, past_value
+    )
     if key is None:
         query, key, value = op.Split(query, axis=2, num_outputs=3, outputs=3)
     parts = _heads(op, query, key, value, bias, num_heads)
@@ -238,7 +251,8 @@ def decoder_masked_multi_head_attention(
     pasts, beams = (past_key, past_value), None
     if cache_indirection is not None and beam_width is not None:
         beams = _beams_if(op, op.Greater(op.Reshape(beam_width, [1]), 1), cache_indirection)
-    return _attended(op, parts, mask_index, attention_bias, pasts, used, False, mask_filter_value, scale, beams)
+    found = _attended(op, parts, mask_index, attention_bias, pasts, used, False, mask_filter_value, scale, beams)
+    return op_like(op, target, *found)
 
 
 @decoder_masked_multi_head_attention.accepts
