@@ -140,9 +140,10 @@ class Arrays(Evaluator):
     """Computes the operators of a body on the arrays of a namespace, in a run that has set its device and its limits."""
 
     def __init__(self, xp: Xp) -> None:
-        super().__init__(_HOST if isinstance(xp, NumpyNamespace) else device_of_namespace(xp), newest(""))
-        if not self.device.is_host:
-            self.xp = xp  # on the host, `xp` may note what is checked: that is for what the operator itself accepts
+        on_host = xp.ndarray is np.ndarray
+        super().__init__(_HOST if on_host else device_of_namespace(xp), newest(""))
+        if not isinstance(xp, NumpyNamespace):  # one of NumPy may note what is checked: that is for what the operator accepts
+            self.xp = xp
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
         operator = _versioned(domain, op_type, self.opset)

@@ -169,22 +169,22 @@ def _op_seen(op: Op, mask: V, q: V, keys: V) -> V:
     return op.And(op.Less(key, ends), op.GreaterOrEqual(key, starts))
 
 
-def op_appended(op: Op, past: V, new: V, used: V) -> tuple[V, V]:
-    """Return the keys or values with those of the past, and the cache to return.
+def op_appended(op: Op, past: V, new: V, used: V, axis: int = 2) -> tuple[V, V]:
+    """Return the keys or values with those of the past, along this axis, and the cache to return.
 
     used: the rows of the past that are in use, of shape (1), if it has more; the new rows follow those.
     """
     if past is None:
         return new, new
     if used is None:
-        every = op.Concat(past, new, axis=2)
+        every = op.Concat(past, new, axis=axis)
         return every, every
-    every = op.Concat(op.Slice(past, [0], used, [2]), new, axis=2)
-    return every, op.Concat(every, op.Slice(past, op_size(op, every, 2), [2**62], [2]), axis=2)
+    every = op.Concat(op.Slice(past, [0], used, [axis]), new, axis=axis)
+    return every, op.Concat(every, op.Slice(past, op_size(op, every, axis), [2**62], [axis]), axis=axis)
 
 
-def op_past_length(op: Op, past: V, used: V) -> V:
+def op_past_length(op: Op, past: V, used: V, axis: int = 2) -> V:
     """Return the number of keys before the new ones, of shape (1)."""
-    if used is not None:
+    if past is not None and used is not None:
         return used
-    return op.constant([0], np.int64) if past is None else op_size(op, past, 2)
+    return op.constant([0], np.int64) if past is None else op_size(op, past, axis)

@@ -82,14 +82,13 @@ def _attended(
     else:
         parts = op.Split(projected, axis=2, num_outputs=3, outputs=3)
     q, k, v = (op_split_heads(op, x, heads) for x in parts)
-    pasts: tuple[V, V] = (None, None)
-    if past is not None:
-        past_k, past_v = op.Split(past, axis=0, num_outputs=2, outputs=2)
-        pasts = (op.Squeeze(past_k, [0]), op.Squeeze(past_v, [0]))
-    (k, present_k), (v, present_v) = (op_appended(op, p, x, used) for p, x in zip(pasts, (k, v), strict=True))
-    bias = op_mask_bias(op, mask, q, k, op_past_length(op, pasts[0], used), bool(causal), filter_value)
+    length, both = op_past_length(op, past, used, 3), None
+    if past is not None or present:
+        new = op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
+        every, both = op_appended(op, past, new, used, 3)
+        k, v = (op.Squeeze(x, [0]) for x in op.Split(every, axis=0, num_outputs=2, outputs=2))
+    bias = op_mask_bias(op, mask, q, k, length, bool(causal), filter_value)
     y, _ = op_attend(op, q, k, v, op.add(bias, attention_bias), scale)
-    both = op.Concat(op.Unsqueeze(present_k, [0]), op.Unsqueeze(present_v, [0]), axis=0) if present else None
     return [op_join_heads(op, y), both]
 
 

@@ -146,7 +146,7 @@ def maxpool_with_mask(
         around = op.Concat(*((small, large) if auto_pad == "SAME_UPPER" else (large, small)), axis=0)
     else:
         around = op.constant(pads if pads and auto_pad in ("NOTSET", "") else (0,) * 2 * rank, np.int64)
-    low = op.constant(LOWEST, np.float32)
+    low = op.constant(LOWEST, op.dtype(x))
     kept = op.Cast(m, to=dtypes.onnx_code(np.bool_))
     if rank > 1:
         cells = op.Reshape(op.Range(0, op.ReduceProd(op.Shape(x, start=2), keepdims=0), 1), op.Shape(m))

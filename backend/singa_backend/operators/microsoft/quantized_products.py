@@ -10,7 +10,9 @@ from ... import dtypes
 from ...errors import OperatorError
 from ...ir.shapes import Dim, KnownShapes, Shape
 from .._shapes import convolved, multiplied
-from ._api import Array, Ints, Op, V, microsoft
+from ..linalg import matmul_integer
+from ..quantize import dynamic_quantize_linear
+from ._api import Array, Ints, Op, V, Xp, microsoft
 from ._eight_bits import check_ones, check_rank, rounded, spatial_first, spatial_last
 from .gates import single
 
@@ -90,10 +92,23 @@ matmul_integer_to_float.shapes(multiplied())
 
 
 @microsoft("DynamicQuantizeMatMul", 1, traits=("product",), weights={2: "the scale of the weight"})
-def dynamic_quantize_matmul(op: Op, a: V, b: V, b_scale: V, b_zero: V | None = None, bias: V | None = None) -> V:
-    """Quantize A to uint8 by its range, as DynamicQuantizeLinear does, and compute MatMulIntegerToFloat."""
+def dynamic_quantize_matmul(
+    xp: Xp, a: Array, b: Array, b_scale: Array, b_zero: Array | None = None, bias: Array | None = None
+) -> Array:
+    """Quantize A to uint8 by its range, as DynamicQuantizeLinear does, and compute MatMulIntegerToFloat.
+
+    The scale is not rounded to float32, as the output of DynamicQuantizeLinear is: its gradient is judged in float64.
+    """
+    q, scale, zero = dynamic_quantize_linear(xp, a)
+    factor = scale * (b_scale.reshape(()) if b_scale.size == 1 else b_scale)
+    y = matmul_integer(xp, q, b, zero, b_zero).astype(np.float32) * factor
+    return y if bias is None else y + bias
+
+
+@dynamic_quantize_matmul.decomposition
+def dynamic_quantize_matmul_body(op: Op, a: V, b: V, b_scale: V, b_zero: V, bias: V) -> V:
     q, scale, zero = op.DynamicQuantizeLinear(a, outputs=3)
-    return matmul_integer_to_float(op, q, b, op.cast(scale, b_scale), b_scale, zero, b_zero, bias)
+    return matmul_integer_to_float(op, q, b, scale, b_scale, zero, b_zero, bias)
 
 
 dynamic_quantize_matmul.shapes(multiplied())

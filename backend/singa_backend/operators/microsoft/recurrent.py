@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from ... import dtypes
+from ... import dtypes, limits
 from ...errors import OperatorError
 from ._api import Array, Op, V, microsoft, not_declared
 
@@ -116,6 +116,7 @@ def ms_linear_attention_accepts(
 
 def _check_heads(x: Array, heads: int, wanted: int, name: str) -> None:
     """Raise OperatorError unless heads can be repeated so that there are `wanted`."""
+    limits.admit((*x.shape[:2], wanted * (x.shape[2] // heads)), x.dtype)
     if wanted % heads or x.shape[2] % heads:
         raise OperatorError(f"kv_num_heads {wanted} must be a multiple of {name}, got {heads}", code="SX404")
 
@@ -124,7 +125,7 @@ def _repeated(op: Op, x: V, size: V, wanted: int) -> V:
     """Return B x T x (heads size) with each head repeated, so that there are `wanted`."""
     heads = op.Div(op.Shape(x, start=2), size)
     each = op.Reshape(x, op.Concat(op.Shape(x, end=2), heads, size, axis=0), allowzero=1)
-    places = op.Div(op.Mul(op.constant(list(range(wanted)), np.int64), heads), wanted)
+    places = op.Div(op.Mul(op.Range(0, wanted, 1), heads), wanted)
     wide = op.Concat(op.Shape(x, end=2), op.Mul(size, wanted), axis=0)
     return op.Reshape(op.Gather(each, places, axis=2), wide, allowzero=1)
 
