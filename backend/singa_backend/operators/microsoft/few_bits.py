@@ -254,10 +254,12 @@ def gather_block_quantized(
     else:
         z = op.Gather(zero_point if packed else _bytes_body(op, zero_point), index, axis=axis)
         z = op.Slice(unpacked_body(op, z, bits), [0], op.Shape(grain, start=-1), [-1]) if packed else z
-    if has_blocks(op):
+    if has_blocks(op) and op.dtype(grain) != np.float64:  # of which DequantizeLinear has none
         return op.DequantizeLinear(q, grain, z, axis=after, block_size=block_size)
-    centred = op.Sub(op.Cast(q, to=FLOAT), _spread_body(op, op.Cast(z, to=FLOAT), q, after, block_size))
-    return op.cast(op.Mul(centred, _spread_body(op, single(op, grain), q, after, block_size)), scales)
+    wide = single(op, grain)
+    code = dtypes.onnx_code(op.dtype(wide))
+    centred = op.Sub(op.Cast(q, to=code), _spread_body(op, op.Cast(z, to=code), q, after, block_size))
+    return op.cast(op.Mul(centred, _spread_body(op, wide, q, after, block_size)), scales)
 
 
 @gather_block_quantized.accepts
