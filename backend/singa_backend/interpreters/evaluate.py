@@ -158,7 +158,7 @@ class Arrays(Evaluator):
         types = tuple([getattr(x, "dtype", None) for x in inputs])
         values = list(inputs)
         for i, x in enumerate(inputs):
-            if x.__class__ is list and all(n.__class__ is int for n in x):
+            if x.__class__ is list and x and all(n.__class__ is int for n in x):
                 key: Any = tuple(x)
             elif x.__class__ is int or x.__class__ is float:
                 key = (x.__class__, x)
@@ -172,7 +172,9 @@ class Arrays(Evaluator):
                     _numbers.clear()
                 _numbers[operator, i, key, types] = found
             values[i] = found
-        return arguments(self, operator.declaration.domain, operator.declaration.name, values)
+        if any(v.__class__ is not np.ndarray for v in values):
+            return arguments(self, operator.declaration.domain, operator.declaration.name, values)
+        return values
 
     def full_like(self, x: Any, value: float) -> Any:
         return self.xp.full(x.shape, value, x.dtype)
