@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx import ModelProto, StringStringEntryProto
 
 from ..errors import SonnxError
 from ..io.documents import parse_document
-from .graph import GradientCall
 
 KEY = "sonnx.gradients"
 """The key of the entry in the metadata of the model."""
@@ -25,6 +24,35 @@ _AXES = 32
 """The maximum number of axes of a constant."""
 
 _FIELDS = ("inputs", "outputs", "dys", "gradients")
+
+
+@dataclass(frozen=True)
+class GradientCall:
+    """A call of an operator's gradient rule, which has written some of a graph's nodes.
+
+    The values are named; "" is an absent one, or a constant without a name.
+
+    Attributes:
+        domain: the domain of the operator that was differentiated.
+        op_type: the operator.
+        version: its schema version.
+        attributes: the attributes of its call.
+        inputs: the inputs of its call.
+        outputs: its outputs.
+        dys: the gradient of each output.
+        gradients: the results of the rule: the gradient of each input.
+        numbers: the constants of one float among `dys`, which need not have a name: place, dtype, shape and number.
+    """
+
+    domain: str
+    op_type: str
+    version: int
+    attributes: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dys: tuple[str, ...]
+    gradients: tuple[str, ...]
+    numbers: tuple[tuple[int, str, tuple[int, ...], float], ...] = ()
 
 
 def store(model: ModelProto, calls: Sequence[GradientCall]) -> None:

@@ -7,17 +7,18 @@ replacing all uses of a value is one loop, whatever uses it.
 A body, which is a graph attribute of a node, is a closed graph: each value of an outer graph that it reads is a value in its
 `captured`, and the node's `captures` maps this to the value of the node's graph.
 
+Nodes and values refer to their graph weakly, and a graph that is released takes its nodes and values apart: the memory of a model
+is free as soon as nothing refers to its graph.
+
 All changes are made by the methods of `Graph` and `Node`, which record how to undo them while there is a `journal`.
 """
 
 from __future__ import annotations
 
-import heapq
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +28,9 @@ from onnx import AttributeProto, ModelProto, NodeProto, helper
 from .. import dtypes
 from ..errors import InvalidModel
 from ..proto.values import Value as Declared
+from .gradient_calls import GradientCall
+from .journal import Journal, Undo
+from .order import cycle, runnable_order
 from .versioned import VersionedOperator
 
 PARAMETERS = "sonnx.parameters"
@@ -40,39 +44,9 @@ DEFERRED = "ai.singa.deferred"
 """The domain of a node of a recorded step in place of the nodes that a gradient rule would write: only a plan can compute it."""
 
 
-@dataclass(frozen=True)
-class GradientCall:
-    """A call of an operator's gradient rule, which has written some of a graph's nodes.
-
-    The values are named; "" is an absent one, or a constant without a name.
-
-    Attributes:
-        domain: the domain of the operator that was differentiated.
-        op_type: the operator.
-        version: its schema version.
-        attributes: the attributes of its call.
-        inputs: the inputs of its call.
-        outputs: its outputs.
-        dys: the gradient of each output.
-        gradients: the results of the rule: the gradient of each input.
-        numbers: the constants of one float among `dys`, which need not have a name: place, dtype, shape and number.
-    """
-
-    domain: str
-    op_type: str
-    version: int
-    attributes: Mapping[str, Any]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    dys: tuple[str, ...]
-    gradients: tuple[str, ...]
-    numbers: tuple[tuple[int, str, tuple[int, ...], float], ...] = ()
-
-
 _GAP = 1 << 32
 """The distance between the places of nodes in a new graph."""
 
-Undo = Callable[[], None]
 Place = Any
 """The place of a use: the index of an input or output, or the value of a body that stands for a captured one."""
 
@@ -84,19 +58,20 @@ class Value:
         name: its name in a file; "" for a value that has none yet.
         graph: the graph that defines it; None before it belongs to one.
         producer: the node that returns it; None for any other value.
-        uses: what uses it: pairs of a node or graph and a place.
+        uses: what uses it: pairs of a node, or a reference to a graph, and a place.
         constant: the contents of an initializer or a constant: an array, or a message of a file; None for any other value.
         declared: the declaration of an input; None for any other value.
         pinned: whether something else than a node refers to its name, which must not change.
         slot: its number in the program of its graph.
     """
 
-    __slots__ = ("constant", "declared", "graph", "name", "pinned", "producer", "slot", "uses")
+    __slots__ = ("_graph", "constant", "declared", "name", "pinned", "producer", "slot", "uses")
 
     def __init__(
         self, name: str = "", *, graph: Graph | None = None, constant: Any = None, declared: Declared | None = None
     ) -> None:
-        self.name, self.graph, self.constant, self.declared = name, graph, constant, declared
+        self.name, self.constant, self.declared = name, constant, declared
+        self._graph: weakref.ref[Graph] | None = None if graph is None else graph.ref
         self.producer: Node | None = None
         self.uses: dict[tuple[Any, Place], None] = {}
         self.pinned = False
@@ -105,6 +80,11 @@ class Value:
     def __repr__(self) -> str:
         """Return the name, for debugging."""
         return f"<Value {self.name!r}>"
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph that defines it; None before it belongs to one."""
+        return None if self._graph is None else self._graph()
 
     @property
     def users(self) -> dict[Node, int]:
@@ -117,13 +97,13 @@ class Value:
 
     @property
     def readers(self) -> list[tuple[Node, Place]]:
-        """Its uses by nodes: the node, and the index of the input or the value of a body that stands for this one."""
+        """The uses by nodes: the node, and the index of the input or the value of a body that stands for this one."""
         return [(user, place) for user, place in self.uses if isinstance(user, Node)]
 
     @property
     def is_output(self) -> bool:
         """Whether it is an output of its graph, or something else refers to its name."""
-        return self.pinned or any(isinstance(user, Graph) for user, _ in self.uses)
+        return self.pinned or any(not isinstance(user, Node) for user, _ in self.uses)
 
     @property
     def is_used(self) -> bool:
@@ -139,10 +119,17 @@ class Value:
         return isinstance(user, Node) and type(place) is int
 
     def replace_all_uses_with(self, new: Value, *, outputs: bool = True) -> None:
-        """Replace this value by another one wherever it is used; `outputs`: also where it is an output of the graph."""
+        """Replace this value by another one wherever it is used.
+
+        Args:
+            new: the value to use.
+            outputs: whether to replace it also where it is an output of the graph.
+        """
         for user, place in list(self.uses):
-            if outputs or isinstance(user, Node):
+            if isinstance(user, Node):
                 user.put(place, new)
+            elif outputs and (graph := user()) is not None:
+                graph.put(place, new)
 
 
 @dataclass(eq=False)
@@ -169,7 +156,6 @@ class Node:
         proto: the message that the node was read from; None for a new one.
         origins: the nodes in whose place it is, for reports.
         gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
-        graph: the graph that contains it; None for a node that is not in one.
         position: larger for later nodes of the graph.
         input_slots: the numbers of the inputs in the program of the graph; ABSENT (-1) for an absent one.
         output_slots: the same of the outputs.
@@ -192,7 +178,7 @@ class Node:
     proto: NodeProto | None = None
     origins: tuple[Node, ...] = ()
     gradient: int = -1
-    graph: Graph | None = field(default=None, init=False)
+    _graph: weakref.ref[Graph] | None = field(default=None, init=False, repr=False)
     position: int = field(default=0, init=False)
     input_slots: tuple[int, ...] = field(default=(), init=False)
     output_slots: tuple[int, ...] = field(default=(), init=False)
@@ -208,12 +194,24 @@ class Node:
         return f"{self.op_type} {self.name!r}"
 
     @property
+    def graph(self) -> Graph | None:
+        """The graph that contains it; None for a node that is not in one."""
+        return None if self._graph is None else self._graph()
+
+    @property
     def title(self) -> str:
         """The node's name, or its operator and outputs."""
         return self.name or f"{self.op_type} of {', '.join(repr(o.name) for o in self.outputs if o is not None)}"
 
     def is_(self, *op_types: str) -> bool:
-        """Whether it is plain and calls one of these operators of ONNX's domain."""
+        """Test for operators of ONNX's domain.
+
+        Args:
+            *op_types: the operators.
+
+        Returns:
+            Whether the node is plain and calls one of them.
+        """
         return self.plain and not self.domain and self.op_type in op_types
 
     @property
@@ -252,13 +250,13 @@ class Node:
 
     @property
     def reads(self) -> list[Value]:
-        """All values of its graph that it reads: its inputs, then those that its bodies capture."""
+        """The values of its graph that it reads: its inputs, then those that its bodies capture."""
         found = [v for v in self.inputs if v is not None]
         return [*found, *self.captures.values()] if self.captures else found
 
     @property
     def results(self) -> list[Value]:
-        """Its outputs without the absent ones."""
+        """The outputs without the absent ones."""
         return [o for o in self.outputs if o is not None]
 
     @property
@@ -267,18 +265,42 @@ class Node:
         return bool(self.outputs) and self.outputs[0] is not None and not any(self.outputs[1:])
 
     def input(self, i: int) -> Value | None:
-        """An input; None for an absent one."""
+        """Return an input.
+
+        Args:
+            i: its position.
+
+        Returns:
+            The value; None for an absent one.
+        """
         return self.inputs[i] if i < len(self.inputs) else None
 
     def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
-        """A node that calls the same on other values; it shares the attributes and bodies, which capture the same values."""
+        """Return a node that calls the same on other values; it shares the attributes and bodies, which capture the same values.
+
+        Args:
+            inputs: the values that it reads.
+            outputs: the values that it returns.
+            origins: the nodes in whose place it is.
+
+        Returns:
+            The node, which is in no graph.
+        """
         return Node(
             self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.plain,
             self.given, self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
         )  # fmt: skip
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute: a number, a tuple of numbers, a str, a Graph or a message; `default` if it is absent or None."""
+        """Return the value of an attribute.
+
+        Args:
+            name: of the attribute.
+            default: the value of one that is absent or None.
+
+        Returns:
+            A number, a tuple of numbers, a str, a Graph or a message.
+        """
         found = self.attributes.get(name)
         if isinstance(found, AttributeProto):
             value = helper.get_attribute_value(found)
@@ -290,7 +312,11 @@ class Node:
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
     def set(self, **attributes: Any) -> None:
-        """Set attributes as messages of a file; None removes one."""
+        """Set attributes as messages of a file.
+
+        Args:
+            **attributes: values by name; None removes the attribute.
+        """
         changed = dict(self.attributes)
         for name, value in attributes.items():
             if value is None:
@@ -301,13 +327,17 @@ class Node:
         self.change(attributes=changed)
 
     def change(self, **fields: Any) -> None:
-        """Change the operator, its attributes or the name; values are changed by `put` and `return_`."""
+        """Change the operator, its attributes or the name; inputs and outputs are changed by `put`, `read` and `return_`.
+
+        Args:
+            **fields: attributes of this class by name, with their new values.
+        """
         before = {name: getattr(self, name) for name in fields}
         was = self.op_type
 
         def assign(values: Mapping[str, Any], old: str) -> None:
             if self.graph is not None and values.get("op_type", old) != old:
-                self.graph.rename_kind(self, old, values["op_type"])
+                self.graph._rename_kind(self, old, values["op_type"])
             for name, value in values.items():
                 setattr(self, name, value)
 
@@ -339,7 +369,11 @@ class Node:
         self._record(lambda: self.put(place, old))
 
     def read(self, inputs: Sequence[Value | None]) -> None:
-        """Set all inputs; absent ones at the end are removed unless the node has bodies."""
+        """Set all inputs; absent ones at the end are removed unless the node has bodies.
+
+        Args:
+            inputs: the values to read; None for an absent one.
+        """
         given = list(inputs)
         while given and given[-1] is None and not self.bodies:
             given.pop()
@@ -358,7 +392,12 @@ class Node:
                 v.uses[self, i] = None
 
     def return_(self, i: int, value: Value | None) -> None:
-        """Return another value as output `i`: one without a producer; the old one has none afterwards."""
+        """Return another value; the old one has no producer afterwards.
+
+        Args:
+            i: the position of the output.
+            value: a value without a producer; None for an absent output.
+        """
         old = self.outputs[i]
         self._return(i, value)
         self._record(lambda: self._return(i, old))
@@ -369,47 +408,11 @@ class Node:
             old.producer = None
         self.outputs[i] = value
         if value is not None and self.graph is not None:
-            value.producer, value.graph = self, self.graph
+            value.producer, value._graph = self, self._graph
 
     def _record(self, undo: Undo) -> None:
         if self.graph is not None and self.graph.journal is not None:
             self.graph.journal.add(undo, self)
-
-
-class Journal:
-    """Changes of graphs that may be undone.
-
-    Attributes:
-        touched: the nodes that changed, were inserted or removed.
-    """
-
-    def __init__(self) -> None:
-        self._steps: list[Undo] = []
-        self._undoing = False
-        self.touched: dict[Node, None] = {}
-
-    def add(self, undo: Undo, *nodes: Node) -> None:
-        """Record a change."""
-        if not self._undoing:
-            self._steps.append(undo)
-            self.touched.update(dict.fromkeys(nodes))
-
-    def __len__(self) -> int:
-        """Return the number of changes."""
-        return len(self._steps)
-
-    def __bool__(self) -> bool:
-        """Return True: a journal without changes is a journal."""
-        return True
-
-    def undo(self, since: int = 0) -> None:
-        """Undo the changes after the first `since`."""
-        self._undoing = True
-        try:
-            while len(self._steps) > since:
-                self._steps.pop()()
-        finally:
-            self._undoing = False
 
 
 class Graph:
@@ -425,7 +428,6 @@ class Graph:
         captured: the values that stand for values of the graph of the node that contains this body.
         program: the numbered form that runs, which `ir.program` keeps here.
         opsets: the opset of each domain; "" is ONNX's.
-        owner: the node that contains this body; None for a main graph and for the body of a function.
         proto: the message that it was read from, if it is edited for a file.
         journal: records the changes of this graph; None if they are final.
         warnings: what the reader read in another way than the file states it, one sentence each.
@@ -444,7 +446,8 @@ class Graph:
         self.declared_outputs: tuple[Declared, ...] = ()
         self.initializers: dict[str, Value] = {}
         self.captured: list[Value] = []
-        self.owner: Node | None = None
+        self.ref = weakref.ref(self)
+        self._owner: weakref.ref[Node] | None = None
         self.proto: Any = None
         self.journal: Journal | None = None
         self.warnings: tuple[str, ...] = ()
@@ -459,6 +462,26 @@ class Graph:
     def __repr__(self) -> str:
         """Return the name, for debugging."""
         return f"<Graph {self.name!r}>"
+
+    def __del__(self) -> None:
+        """Take the nodes and values apart, which refer to each other, so that their memory is free at once."""
+        for i, v in enumerate(self.outputs):
+            v.uses.pop((self.ref, i), None)
+        node, self.journal = self._first, None
+        while node is not None:
+            following = node._next
+            self._unlink(node)
+            node._next = node._previous = None
+            node = following
+
+    @property
+    def owner(self) -> Node | None:
+        """The node that contains this body; None for a main graph and for the body of a function."""
+        return None if self._owner is None else self._owner()
+
+    @owner.setter
+    def owner(self, node: Node) -> None:
+        self._owner = weakref.ref(node)
 
     # --- as a whole
 
@@ -561,6 +584,9 @@ class Graph:
 
         Args:
             states: those that differ, by the names of their initializers.
+
+        Returns:
+            The copy.
         """
         made = self.copy()
         for name, constant in states.items():
@@ -572,6 +598,9 @@ class Graph:
 
         Args:
             names: the names of the initializers.
+
+        Returns:
+            The copy.
         """
         made = self.copy()
         for name in names:
@@ -609,6 +638,9 @@ class Graph:
         Args:
             nodes: the nodes to keep.
             outputs: the names of the values to return.
+
+        Returns:
+            The copy.
         """
         made, kept = self.copy(), set(nodes)
         made.remove(*(n for n, own in zip(made.nodes, self.nodes, strict=True) if own not in kept))
@@ -653,7 +685,14 @@ class Graph:
         return self._all
 
     def named(self, *op_types: str) -> list[Node]:
-        """The nodes that call operators of these names, in whichever domain; those of a name in the order of their addition."""
+        """Return the nodes that call operators of these names, in whichever domain.
+
+        Args:
+            *op_types: the names.
+
+        Returns:
+            The nodes, those of a name in the order of their addition.
+        """
         return [node for name in op_types for node in self._kinds.get(name, ())]
 
     @property
@@ -661,28 +700,54 @@ class Graph:
         """The operators and functions that nodes call, in the order of their addition."""
         return [name for name, nodes in self._kinds.items() if nodes]
 
-    def rename_kind(self, node: Node, old: str, new: str) -> None:
+    def _rename_kind(self, node: Node, old: str, new: str) -> None:
         """Note that a node calls another operator."""
         del self._kinds[old][node]
         self._kinds.setdefault(new, {})[node] = None
 
     def following(self, node: Node | None) -> Node | None:
-        """The next node; the first one after None, None after the last one."""
+        """Return the next node.
+
+        Args:
+            node: a node of this graph, or None.
+
+        Returns:
+            The node after it; after None the first one; None after the last one.
+        """
         return self._first if node is None else node._next
 
     def append(self, node: Node) -> Node:
-        """Add a node at the end."""
+        """Add a node at the end.
+
+        Args:
+            node: a node that is in no graph.
+
+        Returns:
+            The node.
+        """
         return self.insert(node)
 
     def insert(self, node: Node, before: Node | None = None) -> Node:
-        """Add a node; at the end if `before` is None."""
+        """Add a node.
+
+        Args:
+            node: a node that is in no graph.
+            before: the node before which to insert it; None for the end.
+
+        Returns:
+            The node.
+        """
         self._link(node, before)
         if self.journal is not None:
             self.journal.add(lambda: self._unlink(node), node)
         return node
 
     def remove(self, *gone: Node) -> None:
-        """Remove nodes; their outputs have no producer afterwards."""
+        """Remove nodes; their outputs have no producer afterwards.
+
+        Args:
+            *gone: nodes of this graph.
+        """
         for node in gone:
             before = node._next
             self._unlink(node)
@@ -710,7 +775,7 @@ class Graph:
             needs.append({place[maker] for maker in makers if maker is not None and maker in place})
         order = runnable_order(needs)
         if len(order) < len(needs):
-            stuck = _cycle(needs, {*range(len(needs))} - {*order})
+            stuck = cycle(needs, {*range(len(needs))} - {*order})
             shown = ", ".join(repr(nodes[i].title) for i in stuck[:8]) + (", ..." if len(stuck) > 8 else "")
             where = nodes[stuck[0]].title
             raise InvalidModel(f"the graph has a cycle among the nodes {shown}", code="SX101", node=where)
@@ -727,7 +792,7 @@ class Graph:
 
     def _link(self, node: Node, before: Node | None) -> None:
         previous = self._last if before is None else before._previous
-        node.graph, node._previous, node._next = self, previous, before
+        node._graph, node._previous, node._next = self.ref, previous, before
         if previous is None:
             self._first = node
         else:
@@ -750,10 +815,14 @@ class Graph:
             v.uses[node, inner] = None
         for v in node.outputs:
             if v is not None:
-                v.producer, v.graph = node, self
+                v.producer, v._graph = node, self.ref
 
     def arrange(self, nodes: Sequence[Node]) -> None:
-        """Contain these nodes in this order, in place of all others; it cannot be undone."""
+        """Contain these nodes in this order, in place of all others; it cannot be undone.
+
+        Args:
+            nodes: the nodes.
+        """
         self.remove(*self.nodes)
         for node in nodes:
             self.append(node)
@@ -768,7 +837,7 @@ class Graph:
             self._last = previous
         else:
             following._previous = previous
-        node.graph = None  # its own links stay, so that an iteration goes on
+        node._graph = None  # its own links stay, so that an iteration goes on
         self._all = self.program = None
         del self._kinds[node.op_type][node]
         for i, v in enumerate(node.inputs):
@@ -783,8 +852,16 @@ class Graph:
     # --- values
 
     def add_input(self, value: Value, *, optional: bool = False) -> Value:
-        """Add an input; `optional` for one that has an initializer."""
-        value.graph = self
+        """Add an input.
+
+        Args:
+            value: the input.
+            optional: whether it has an initializer.
+
+        Returns:
+            The value.
+        """
+        value._graph = self.ref
         values = self.optional_inputs if optional else self.inputs
         values.append(value)
         if self.journal is not None:
@@ -792,7 +869,11 @@ class Graph:
         return value
 
     def remove_inputs(self, values: Collection[Value]) -> None:
-        """Remove inputs."""
+        """Remove inputs.
+
+        Args:
+            values: the inputs.
+        """
         before = self.inputs, self.optional_inputs
         self.inputs, self.optional_inputs = ([v for v in held if v not in values] for held in before)
         if self.journal is not None:
@@ -802,9 +883,29 @@ class Graph:
 
             self.journal.add(undo)
 
+    def add_captured(self, value: Value) -> Value:
+        """Add a value that stands for one of the graph around this body.
+
+        Args:
+            value: the value.
+
+        Returns:
+            The value.
+        """
+        value._graph = self.ref
+        self.captured.append(value)
+        return value
+
     def add_initializer(self, value: Value) -> Value:
-        """Add a value with a constant under its name."""
-        value.graph = self
+        """Add an initializer.
+
+        Args:
+            value: the value.
+
+        Returns:
+            The value.
+        """
+        value._graph = self.ref
         self.initializers[value.name] = value
         if self.journal is not None:
             self.journal.add(lambda: self._drop_initializer(value))
@@ -814,7 +915,11 @@ class Graph:
         del self.initializers[value.name]
 
     def remove_initializer(self, *values: Value) -> None:
-        """Remove initializers."""
+        """Remove initializers.
+
+        Args:
+            *values: the initializers.
+        """
         before = dict(self.initializers)
         for value in values:
             self._drop_initializer(value)
@@ -826,12 +931,16 @@ class Graph:
             self.journal.add(undo)
 
     def set_outputs(self, values: Iterable[Value]) -> None:
-        """Set all outputs."""
+        """Set all outputs.
+
+        Args:
+            values: the outputs, in order.
+        """
         for i, v in enumerate(self.outputs):
-            v.uses.pop((self, i), None)
+            v.uses.pop((self.ref, i), None)
         before, self.outputs, self.program = self.outputs, list(values), None
         for i, v in enumerate(self.outputs):
-            v.uses[self, i] = None
+            v.uses[self.ref, i] = None
         if self.journal is not None:
             self.journal.add(lambda: self.set_outputs(before))
 
@@ -846,16 +955,19 @@ class Graph:
         if old is new:
             return
         self.outputs[place] = new
-        old.uses.pop((self, place), None)
-        new.uses[self, place] = None
+        old.uses.pop((self.ref, place), None)
+        new.uses[self.ref, place] = None
         if self.journal is not None:
             self.journal.add(lambda: self.put(place, old))
 
     def capture(self, value: Value) -> Value:
-        """The value of this graph that stands for one of an enclosing graph; the value itself if it is of this graph.
+        """Return the value of this graph that stands for one of an enclosing graph; the value itself if it is of this graph.
 
         Args:
             value: a value of this graph, or of a graph around it.
+
+        Returns:
+            The value to use in this graph.
         """
         if value.graph is self:
             return value
@@ -899,7 +1011,14 @@ class Graph:
                 self._release(inner)
 
     def source(self, value: Value) -> Value:
-        """The value that a captured one stands for, in whichever graph that is defined; any other value itself."""
+        """Return the value that a captured one stands for.
+
+        Args:
+            value: a value of this graph.
+
+        Returns:
+            The value, in whichever graph that is defined; any other value itself.
+        """
         graph: Graph | None = self
         while graph is not None and graph.owner is not None and value in graph.owner.captures:
             value, graph = graph.owner.captures[value], graph.owner.graph
@@ -977,30 +1096,3 @@ def _is_weight(node: Node) -> bool:
         if declared and type(place) is int and declared[min(place, len(declared) - 1)].host is not None:
             return False
     return True
-
-
-def runnable_order(needs: Sequence[set[int]]) -> list[int]:
-    """A stable order of nodes in which each follows those that it needs; nodes in or after a cycle are omitted."""
-    if all(max(need, default=-1) < i for i, need in enumerate(needs)):
-        return list(range(len(needs)))
-    sorter = TopologicalSorter(dict(enumerate(needs)))
-    with suppress(CycleError):  # the nodes before a cycle are still sorted
-        sorter.prepare()
-    ready = sorted(sorter.get_ready())  # sorted, so it is a heap
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        sorter.done(order[-1])
-        for i in sorter.get_ready():
-            heapq.heappush(ready, i)
-    return order
-
-
-def _cycle(needs: Sequence[set[int]], stuck: set[int]) -> list[int]:
-    """A cycle among the nodes that cannot be ordered."""
-    at = min(stuck)
-    path: list[int] = []
-    while at not in path:  # follow unmet dependencies: eventually a node is met twice
-        path.append(at)
-        at = min(needs[at] & stuck)
-    return path[path.index(at) :][::-1]

@@ -15,7 +15,6 @@ class Program:
     """The nodes of a graph in the order in which they run.
 
     Attributes:
-        graph: the graph.
         nodes: the nodes, or others that compute the same over the same numbers.
         input_slots: the number of each input.
         output_slots: the number of each output.
@@ -25,7 +24,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, nodes: Sequence[Node] | None = None) -> None:
-        self.graph = graph
+        self._graph = graph.ref
         self.size: int = self._number() if nodes is None else program_of(graph).size
         self.nodes = graph.nodes if nodes is None else tuple(nodes)
         self.input_slots = tuple(v.slot for v in graph.inputs)
@@ -36,6 +35,13 @@ class Program:
             node.output_slots = tuple([ABSENT if v is None else v.slot for v in node.outputs])
         self.dies = self._last_uses()
         self._steps = tuple((n, n.input_slots, n.output_slots, dies) for n, dies in zip(self.nodes, self.dies, strict=True))
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, which must exist: it keeps its program."""
+        graph = self._graph()
+        assert graph is not None
+        return graph
 
     def _number(self) -> int:
         """Number the values of the graph; return how many there are."""

@@ -40,7 +40,9 @@ from ..proto.values import Value as Declared
 from . import gradient_calls, other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations, undeclared
-from .graph import DEFERRED, PARAMETERS, GradientCall, Graph, Node, Value, runnable_order
+from .gradient_calls import GradientCall
+from .graph import DEFERRED, PARAMETERS, Graph, Node, Value
+from .order import runnable_order
 from .structure import without_collector
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
@@ -397,9 +399,8 @@ class _Scope:
             value.constant = array
             graph.add_initializer(value)
         graph.optional_inputs = [self._value_of(v.name) for v in optional]
-        graph.captured = [self.values[n] for n in self.captured]
-        for value in graph.captured:
-            value.graph = graph
+        for n in self.captured:
+            graph.add_captured(self.values[n])
         self.reader.captures[graph] = list(self.captured.values())
         for node in nodes:
             graph.append(node)

@@ -47,14 +47,14 @@ def read_structure(
         InvalidModel: nodes have a cycle (SX101), or a value is defined twice (SX102).
     """
     with without_collector():
-        return _Scope(proto, Graph(proto.name, opsets), None, functions).read()
+        return _Level(proto, Graph(proto.name, opsets), None, functions).read()
 
 
-class _Scope:
+class _Level:
     """The values of a graph by name, and the scope around it."""
 
     def __init__(
-        self, proto: GraphProto | FunctionProto, graph: Graph, outer: _Scope | None, functions: Collection[tuple[str, str]]
+        self, proto: GraphProto | FunctionProto, graph: Graph, outer: _Level | None, functions: Collection[tuple[str, str]]
     ) -> None:
         self.proto, self.graph, self.outer, self.functions = proto, graph, outer, functions
         self.values: dict[str, Value] = {}
@@ -97,7 +97,7 @@ class _Scope:
                     self.define(name)
 
     def _pin(self, name: str) -> None:
-        scope: _Scope | None = self
+        scope: _Level | None = self
         while scope is not None and name not in scope.values:
             scope = scope.outer
         if scope is not None:
@@ -108,7 +108,7 @@ class _Scope:
         found = self.values.get(name)
         if found is None:
             found = self.define(name)
-            self.graph.captured.append(found)
+            self.graph.add_captured(found)
             if self.outer is not None and self.graph.owner is not None:
                 self.graph.owner.captures[found] = self.outer.value(name)
         return found
@@ -134,7 +134,7 @@ class _Scope:
     def _body(self, proto: GraphProto, owner: Node) -> Graph:
         graph = Graph(proto.name, self.graph.opsets)
         graph.owner = owner
-        return _Scope(proto, graph, self, self.functions).read()
+        return _Level(proto, graph, self, self.functions).read()
 
 
 def node_title(name: str, operator: str, outputs: Any) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from .. import dtypes
-from ..proto.messages import FreshNames
+from ..ir.graph import Graph, Node
+from ..ir.structure import defined_values
 from ..proto.schemas import plain_domain
+from .model import ModelEditor
 
 
 def lift_weights(model: ModelProto) -> list[str]:
@@ -29,24 +31,23 @@ def lift_weights(model: ModelProto) -> list[str]:
     """
     if any(_is_float(t) for t in model.graph.initializer):
         return []
-    graphs = Counter(v for graph in _graphs(model.graph) for v in set(_names(graph)))
-    names = FreshNames(set(graphs))
+    editor = ModelEditor(model)
+    graphs = Counter(name for graph in editor.main.walk() for name in {v.name for v in defined_values(graph)})
     lifted: list[str] = []
-    for graph in list(_branches(model.graph)):
-        ends = {o.name for o in graph.output}
-        for at in reversed(range(len(graph.node))):
-            node = graph.node[at]
-            tensor = None if ends & set(node.output) else _weight(node)
-            if tensor is None:
+    for graph in _branches(editor.main):
+        for node in reversed(graph.nodes):
+            old = node.outputs[0] if node.outputs else None
+            tensor = None if old is None or old.is_output else _weight(node)
+            if old is None or tensor is None:
                 continue
-            old = node.output[0]
-            tensor.name = old if graphs[old] == 1 else names.new(old)
-            del graph.node[at]
-            if tensor.name != old:
-                graphs[old] -= 1
-                _rename(graph, old, tensor.name)
-            model.graph.initializer.append(tensor)
+            tensor.name = old.name
+            if graphs[old.name] > 1:
+                tensor.name = editor.fresh(old.name)
+                graphs[old.name] -= 1
+            graph.remove(node)
+            old.replace_all_uses_with(graph.capture(editor.add_initializer(editor.main, tensor.name, tensor)))
             lifted.append(tensor.name)
+    editor.write()
     return lifted
 
 
@@ -59,54 +60,24 @@ def has_branches(model: ModelProto) -> bool:
     Returns:
         True if a node of the main graph is an If of ONNX.
     """
-    return any(True for _ in _branches(model.graph))
+    return any(node.op_type == "If" and not plain_domain(node.domain) for node in model.graph.node)
 
 
-def _weight(node: NodeProto) -> TensorProto | None:
+def _weight(node: Node) -> TensorProto | None:
     """The value of a Constant of floats with axes; None for other nodes."""
-    if node.op_type != "Constant" or plain_domain(node.domain):
+    tensor = node.get("value") if node.is_("Constant") else None
+    if not isinstance(tensor, TensorProto) or not tensor.dims or not _is_float(tensor):
         return None
-    found = next((a.t for a in node.attribute if a.name == "value"), None)
-    if found is None or not found.dims or not _is_float(found):
-        return None
-    return numpy_helper.from_array(numpy_helper.to_array(found))
+    return numpy_helper.from_array(numpy_helper.to_array(tensor))
 
 
 def _is_float(tensor: TensorProto) -> bool:
     return dtypes.is_float(dtypes.numpy_dtype(tensor.data_type))
 
 
-def _inner(node: NodeProto) -> list[GraphProto]:
-    return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
-
-
-def _branches(graph: GraphProto) -> Iterator[GraphProto]:
+def _branches(graph: Graph) -> Iterator[Graph]:
     """The branches of If in a graph, and in its branches."""
-    for node in graph.node:
-        if node.op_type == "If" and not plain_domain(node.domain):
-            for branch in _inner(node):
-                yield branch
-                yield from _branches(branch)
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph, and all graphs in it."""
-    yield graph
-    for node in graph.node:
-        for inner in _inner(node):
-            yield from _graphs(inner)
-
-
-def _names(graph: GraphProto) -> Iterator[str]:
-    """The names that a graph defines."""
-    for values in (graph.input, graph.initializer):
-        yield from (v.name for v in values)
-    for node in graph.node:
-        yield from node.output
-
-
-def _rename(graph: GraphProto, old: str, new: str) -> None:
-    """Replace a value that a graph reads, also in the graphs in it."""
-    for inner in _graphs(graph):
-        for node in inner.node:
-            node.input[:] = [new if v == old else v for v in node.input]
+    for node in graph.nodes:
+        for branch in node.bodies if node.is_("If") else ():
+            yield branch
+            yield from _branches(branch)

@@ -127,7 +127,8 @@ def last_activation(model: ModelProto) -> str:
         "Softmax", "LogSoftmax", "Sigmoid" or "HardSigmoid"; "Softmax" too for Exp, ReduceSum and Div, and for a Concat of a
         probability and its complement; "" if none of them is at the end.
     """
-    return _activation(ModelEditor(model).main.outputs[0]) if model.graph.output else ""
+    editor = ModelEditor(model)
+    return _activation(editor.main.outputs[0]) if model.graph.output else ""
 
 
 def _activation(value: Value | None, inner: int = 0) -> str:

@@ -131,7 +131,7 @@ def _scan_output(graph: Graph, loop: Node, within: ModelRewriter, i: int) -> int
         axis += n if axis < 0 else 0
         if not 0 <= axis < n:
             return 0
-    if any(user is body for user, _ in source.uses):  # one value cannot be two outputs of a body
+    if source in body.outputs:  # one value cannot be two outputs of a body
         copy = Value(editor.fresh(source.name))
         body.insert(Node("Identity", [source], [copy]), body.following(source.producer))
         source = copy

@@ -19,7 +19,8 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
 from ..errors import SonnxError
-from ..ir.graph import Graph, Journal, Node, Value
+from ..ir.graph import Graph, Node, Value
+from ..ir.journal import Journal
 from ..ir.structure import defined_values, hidden_name, read_structure
 from ..ir.wellformed import check_messages
 from ..ir.writer import write_model
@@ -168,6 +169,8 @@ class ModelEditor:
     def write(self) -> None:
         """Write the changes to the ModelProto."""
         write_model(self.model, self.main, self.functions)
+        for graph in self.all_graphs():
+            graph.journal = None
         for graph in self.all_graphs() if self.retyped else ():
             for declared, value in zip(graph.proto.output, graph.outputs, strict=True):
                 if value in self.retyped:

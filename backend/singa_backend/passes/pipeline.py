@@ -20,7 +20,7 @@ from typing import Any
 from onnx import ModelProto
 
 from ..errors import InvalidInput, InvalidModel, ResourceExhausted
-from ..ir.graph import Journal
+from ..ir.journal import Journal
 from ..ir.structure import check_structure
 from ..rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from ..rewriting.affine import channels

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..ir.graph import Journal, Node, Value
+from ..ir.graph import Node, Value
+from ..ir.journal import Journal
 from ..rewriting.transposes import compose, permutation, transposes
 from .layouts import Moved, lay_out, movable, moved
 from .model import source

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..ir import graph as ir
-from ..ir.graph import GradientCall
+from ..ir.gradient_calls import GradientCall
 from ..kernels.table import gradient_kernels
 from ..rewriting.activations import activations
 from .flat import scratch

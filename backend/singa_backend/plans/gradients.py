@@ -19,7 +19,7 @@ import numpy as np
 
 from ..ir import graph as ir
 from ..ir.declaration import REQUIRED
-from ..ir.graph import GradientCall
+from ..ir.gradient_calls import GradientCall
 from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
 from .composites import composites
 from .flat import call_of, origins_of, remove_dead, versioned

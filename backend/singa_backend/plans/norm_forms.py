@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..ir import graph as ir
-from ..ir.graph import GradientCall
+from ..ir.gradient_calls import GradientCall
 from ..kernels.table import gradient_kernels
 from ..rewriting.identity import identity
 from ..rewriting.normalization import layer_norms

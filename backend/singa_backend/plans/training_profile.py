@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.declaration import has_trait
-from ..ir.graph import GradientCall, Graph, Node
+from ..ir.gradient_calls import GradientCall
+from ..ir.graph import Graph, Node
 from ..kernels.table import GRADIENT, gradient_kernels
 from .planner import Planner
 
