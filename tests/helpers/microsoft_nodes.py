@@ -90,7 +90,7 @@ def body(name: str, inputs: Inputs, outputs: int = 1, **attributes: Any) -> list
 def lowered(name: str, inputs: Inputs, outputs: int = 1, constants: Sequence[int] = (), **attributes: Any) -> ModelProto:
     """Return the node written in ONNX's operators; `constants` are known while it is written."""
     writer = OpsetWriter(21)
-    builder = writer.builder
+    writer.lowers, builder = True, writer.builder
     values = [
         None if x is None else writer.constant(x) if i in constants else builder.input(f"x{i}", type_of(x))
         for i, x in enumerate(inputs)

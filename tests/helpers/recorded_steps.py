@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from singa_backend.plans.region import Region
 
 from singa import autograd
 from singa._core import tape

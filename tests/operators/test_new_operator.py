@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, checker, helper
-from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import region_of
 
 from singa import sonnx
 from singa._core import ops, tape
@@ -31,6 +29,8 @@ from singa_backend.ir.declaration import declarations, has_trait
 from singa_backend.opsets.convert import convert
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
+from singa_backend.plans.flat import flat
+from singa_backend.plans.fusion.rewriter import PlanRewriter
 from singa_backend.proto.schemas import _newest, declare_schema, newest, schemas
 
 DOMAIN = "test.operators"
@@ -208,10 +208,10 @@ def test_the_command_lists_it_by_its_domain() -> None:
 @pytest.mark.parametrize("name", ["Squareplus", "Hypot", "Noise"])
 def test_plans_know_its_type_by_its_schema_and_traits(name: str) -> None:
     graph = read(model(name, inputs=2 if name == "Hypot" else 1))
-    region = region_of(graph)
-    view = RegionView(region, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)})
-    (y,) = region.outputs
-    assert view.dtype(y) == np.float32 and view.shape(y) == view.shape(region.inputs[0]) == ("=n", 3)
+    plan = flat(graph)
+    (x, *_), (y,) = plan.inputs, plan.outputs
+    rewriter = PlanRewriter(plan, {v: (v.declared.dtype, v.declared.shape) for v in plan.inputs if v.declared})
+    assert rewriter.dtype(y) == np.float32 and rewriter.shape(y) == rewriter.shape(x) == ("=n", 3)
 
 
 # --- it is written ----------------------------------------------------------------------------------------------------

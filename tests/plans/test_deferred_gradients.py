@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from singa_backend.plans.region import versioned
 from tests.helpers.recorded_steps import steps_of
 
 from singa import autograd, device, layer, opt

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import ModelProto, helper
-from singa_backend.plans.region import region_of
 from tests.helpers.plan_checks import kernels_used, model_of
 from tests.plans.test_plan_fusion import counted, declared, evaluate, fused, model
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import ModelProto, checker, numpy_helper, parser
-from singa_backend.plans.region import region_of
 
 from singa_backend import prepare
 from singa_backend.ir.graph import Graph, Value

@@ -1,9 +1,9 @@
-"""Compute single operators on a device, by their definitions."""
+"""Compute single operators on a device, by their definitions, and the bodies of operators on arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from onnx import TypeProto, defs, numpy_helper
 
 from .. import dtypes
 from ..devices import namespaces
-from ..devices.device import Device, is_host_value, resolve
+from ..devices.device import Device, device_of_namespace, is_host_value, resolve
+from ..devices.namespaces import NumpyNamespace, Xp
 from ..errors import DeviceFailure, ResourceExhausted
-from ..ir.declaration import declarations
+from ..ir.declaration import Declaration, declarations
 from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
-from ..proto.schemas import version_at
+from ..proto.schemas import newest, version_at
 from ..runtime.failures import types_of
 from ..runtime.placement import SMALL, computes_on_host
 from .base import Example, Interpreter, Subgraph, arguments
@@ -66,9 +67,7 @@ class Evaluator(Interpreter[Any]):
     def call_version(
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Any]:
-        declaration, values = operator.declaration, inputs
-        stored = declaration.stored(attributes) if attributes else attributes
-        given = {n: _attribute(v) for n, v in stored.items() if v is not None} if stored else {}
+        declaration, values, given = operator.declaration, inputs, _attributes(operator.declaration, attributes)
         if declaration.name == "SequenceEmpty":
             return [EmptySequence(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
         made = self._computed(operator, values, given, wanted)
@@ -135,6 +134,90 @@ class Evaluator(Interpreter[Any]):
         self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
     ) -> Subgraph:
         raise TypeError("an Evaluator computes single operators; use Eager for subgraphs")
+
+
+class Arrays(Evaluator):
+    """Computes the operators of a body on the arrays of a namespace, in a run that has set its device and its limits."""
+
+    def __init__(self, xp: Xp) -> None:
+        on_host = xp.ndarray is np.ndarray
+        super().__init__(_HOST if on_host else device_of_namespace(xp), newest(""))
+        if not isinstance(xp, NumpyNamespace):  # one of NumPy may note what is checked: that is for what the operator accepts
+            self.xp = xp
+
+    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
+        operator = _versioned(domain, op_type, self.opset)
+        if not self.device.is_host or operator.declaration.services:
+            return self.call_version(operator, arguments(self, domain, op_type, inputs), attributes, (True,) * outputs)
+        if any(x.__class__ is not np.ndarray for x in inputs):
+            inputs = self._with_numbers(operator, inputs)
+        return operator.compute(self.xp, inputs, _cached_attributes(operator, attributes), outputs)[:outputs]
+
+    def _with_numbers(self, operator: VersionedOperator, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The inputs as arrays, those for numbers from earlier calls with inputs of the same dtypes."""
+        types = tuple([getattr(x, "dtype", None) for x in inputs])
+        values = list(inputs)
+        for i, x in enumerate(inputs):
+            if x.__class__ is list and x and all(n.__class__ is int for n in x):
+                key: Any = tuple(x)
+            elif x.__class__ is int or x.__class__ is float:
+                key = (x.__class__, x)
+            else:
+                continue
+            found: Any = _numbers.get((operator, i, key, types))
+            if found is None:
+                found = arguments(self, operator.declaration.domain, operator.declaration.name, inputs)[i]
+                found.flags.writeable = False  # a result may be a view of it
+                if len(_numbers) >= _NUMBERS:
+                    _numbers.clear()
+                _numbers[operator, i, key, types] = found
+            values[i] = found
+        if any(v.__class__ is not np.ndarray for v in values):
+            return arguments(self, operator.declaration.domain, operator.declaration.name, values)
+        return values
+
+    def full_like(self, x: Any, value: float) -> Any:
+        return self.xp.full(x.shape, value, x.dtype)
+
+
+_HOST = resolve("CPU")
+_NUMBERS = 4096
+_numbers: dict[Any, Any] = {}
+"""At most _NUMBERS arrays for numbers in bodies, by operator, index of the input, number and dtypes of all inputs."""
+
+
+def _cached_attributes(operator: VersionedOperator, attributes: dict[str, Any]) -> dict[str, Any]:
+    """As `_attributes`, from earlier calls with equal ones."""
+    if not attributes:
+        return {}
+    try:
+        return _equal_attributes(operator, *[(n, tuple(v) if v.__class__ is list else v) for n, v in attributes.items()])
+    except TypeError:  # an attribute that is a tensor
+        return _attributes(operator.declaration, attributes)
+
+
+@lru_cache(4096)
+def _equal_attributes(operator: VersionedOperator, *attributes: tuple[str, Any]) -> dict[str, Any]:
+    return _attributes(operator.declaration, dict(attributes))
+
+
+def computed_by_body(declaration: Declaration, body: Callable[..., Any]) -> Callable[..., Any]:
+    """The computation on arrays of an operator that a body declares: what it refuses, then the body."""
+
+    @wraps(body)
+    def compute(xp: Xp, *inputs: Any, **attributes: Any) -> Any:
+        declaration.check(xp, *inputs, **attributes)
+        made = body(Arrays(xp), *inputs, **attributes)
+        return tuple(made) if isinstance(made, list) else made
+
+    return compute
+
+
+def _attributes(declaration: Declaration, attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a call as an operator's body expects them."""
+    if not attributes:
+        return {}
+    return {n: _attribute(v) for n, v in declaration.stored(attributes).items() if v is not None}
 
 
 def _attribute(value: Any) -> Any:

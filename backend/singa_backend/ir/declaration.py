@@ -7,6 +7,7 @@ The parameters before the star are the inputs, those after it the attributes, wi
 `xp` is the array namespace (see devices/namespaces.py).  Annotations request more:
 
     Host[int], Host[Ints], Host[np.ndarray]    an input that is read on the host: a shape, an axis, a ratio
+    Host[V]                                    the same for a composition, whose body has it as a value
     run: Run           run(subgraph, *inputs) -> list of outputs, for operators with graph attributes
     wanted: Wanted     which outputs the node uses, a tuple of bool
     version: Version   the schema version of the node, if one body implements several
@@ -17,6 +18,17 @@ Attributes that ONNX stores as float32 are rounded to it, defaults included: a c
 
 An absent optional input has the parameter's default.  The result of a body is cast to the dtype that the
 schema binds to the output; a body with several outputs returns a tuple.
+
+An operator that is a composition of other operators is declared by its body only, a function of `op` (see interpreters/base.py):
+
+    @microsoft("BiasGelu", 1)
+    def bias_gelu(op: Op, a: V, b: V) -> V:
+        return op.Gelu(op.Add(a, b))
+
+    @bias_gelu.accepts
+    def bias_gelu_accepts(a: Array, b: Array) -> None: ...      raises OperatorError; it reads shapes, dtypes and attributes
+
+Its computation is derived: `accepts`, then the body on arrays.  Everywhere else the body is the decomposition.
 
 After the computation follows the gradient, written in ONNX's own operators (see autodiff/tape.py), or why there is none:
 
@@ -148,13 +160,29 @@ class OperatorRule:
         """The parameters after `op`."""
         return tuple(inspect.signature(self.function).parameters)[1:]
 
+    @cached_property
+    def _before_star(self) -> int:
+        """The number of parameters that are passed by position: those up to a variadic one."""
+        kinds = [p.kind for p in inspect.signature(self.function).parameters.values()][1:]
+        return kinds.index(inspect.Parameter.VAR_POSITIONAL) + 1 if inspect.Parameter.VAR_POSITIONAL in kinds else 0
+
     def __call__(self, op: Any, known: dict[str, Any]) -> Any:
-        return self.function(op, **{name: known[name] for name in self.names})
+        first = self._before_star
+        named = {name: known[name] for name in self.names[first:]}
+        if not first:
+            return self.function(op, **named)
+        return self.function(op, *(known[name] for name in self.names[: first - 1]), *known[self.names[first - 1]], **named)
 
 
 @dataclass
 class Declaration:
-    """The computation of an operator in the schema versions that it lists; calling it calls the body."""
+    """The computation of an operator in the schema versions that it lists; calling it calls the function that declares it.
+
+    Attributes:
+        body: the computation on arrays: the function that declares the operator, or derived from it if that is a composition.
+        composes: whether the function that declares the operator is a composition, which takes `op`.
+        accepts_rule: raises OperatorError for arguments of a composition that the operator does not have.
+    """
 
     name: str
     domain: str
@@ -177,6 +205,8 @@ class Declaration:
     sizes_rule: SizesRule | None = None
     reason: str = ""
     floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
+    composes: bool = False
+    accepts_rule: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
         self._declared = self.body  # its parameters are read later, when another function may be in the place of the body
@@ -211,7 +241,35 @@ class Declaration:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.body(*args, **kwargs)
+        return self._declared(*args, **kwargs) if self.composes else self.body(*args, **kwargs)
+
+    def accepts(self, rule: Callable[..., None]) -> Callable[..., None]:
+        """Declare which arguments a composition has: the rule raises OperatorError for all others.
+
+        Its parameters are any of the inputs and the attributes, by name, of whose arrays it reads shapes and dtypes.  Values are
+        checked by `xp.indices` and `xp.refuse` only, of a parameter `xp`.
+        """
+        if not self.composes or self.accepts_rule is not None:
+            raise ValueError(f"{self} must be a composition without another rule of what it accepts")
+        self.accepts_rule = rule
+        return rule
+
+    @cached_property
+    def _accepted(self) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+        """The parameters of `accepts`, the names of the inputs, and the defaults."""
+        assert self.accepts_rule is not None
+        defaults = {p.name: None if p.default is REQUIRED else p.default for _, _, p in self._parameters}
+        return tuple(inspect.signature(self.accepts_rule).parameters), tuple(i.name for i in self.inputs), defaults
+
+    def check(self, xp: Xp, *inputs: Any, **attributes: Any) -> None:
+        """Raise OperatorError for arguments that the operator does not have; they are passed as to the body."""
+        if self.accepts_rule is None:
+            return
+        names, placed, defaults = self._accepted
+        known = {**defaults, **dict(zip(placed, inputs, strict=False)), **attributes, "xp": xp}
+        if self.inputs and self.inputs[-1].variadic:
+            known[placed[-1]] = list(inputs[len(placed) - 1 :])
+        self.accepts_rule(**{n: known[n] for n in names})
 
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the gradient in ONNX operators; autodiff/tape.py lists the parameters that a rule may have."""
@@ -375,7 +433,7 @@ def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
     kind = declared.host
     if kind is tuple:
         return tuple(value.tolist() if value.ndim == 1 else value.reshape(-1).tolist())
-    if kind is np.ndarray:
+    if kind is np.ndarray or kind is Any:
         return value
     if kind is bool and value.dtype.kind != "b":
         raise OperatorError(f"input {declared.name!r} must be bool, got {dtypes.onnx_name(value.dtype)}", code="SX406")
@@ -427,6 +485,7 @@ def operator(
     symbol: str = "",
     absent: dict[str, Any] | None = None,
     element: str = "",
+    by_body: Callable[[Declaration, Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the computation of an operator in these schema versions, each of which is listed.
 
@@ -447,6 +506,7 @@ def operator(
         absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
         element: an expression in CUDA C++ for one element of the result, with the bits of CuPy's kernel of the same name: {0} and
             {1} are elements of the inputs, T is their type, float or double; declared with the newest version.
+        by_body: returns the computation on arrays of an operator that a composition declares: a function of `op`.
 
     Raises:
         ValueError: a version is declared twice or has no schema, or a trait or setting is unknown.
@@ -460,6 +520,9 @@ def operator(
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
         marks = frozenset(traits), frozenset(settings), weights or {}, caches or {}, meaning_since, symbol, absent or {}, element
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
+        if by_body is not None and next(iter(inspect.signature(plain).parameters), "") == "op":
+            declaration.composes, declaration.decomposition_rule = True, OperatorRule(plain)
+            declaration.body = by_body(declaration, plain)
         taken = declarations.get((domain, name), {})
         for version in versions:
             if version in taken:

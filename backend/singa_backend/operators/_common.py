@@ -19,6 +19,14 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank if rank else 0
 
 
+def broadcast(*xs: Any) -> tuple[int, ...] | None:
+    """Return the shape to which arrays are broadcast; None if they cannot be."""
+    try:
+        return np.broadcast_shapes(*(x.shape for x in xs))
+    except ValueError:
+        return None
+
+
 def axes_of(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return `axes` counted from the front; raise OperatorError if one is outside [-rank, rank) or repeated."""
     out = tuple(axis_of(a, rank) for a in axes)

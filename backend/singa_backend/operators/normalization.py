@@ -20,7 +20,7 @@ from ._common import axes_of, axis_of
 from ._flops import each_input, size
 
 
-def _fits(shape: Ints, to: Ints, what: str) -> None:
+def fits(shape: Ints, to: Ints, what: str) -> None:
     """Raise OperatorError unless `shape` broadcasts to `to` without changing it."""
     try:
         if np.broadcast_shapes(shape, to) == tuple(to):
@@ -277,9 +277,8 @@ def group_normalization(
     """Version 18 has one scale and one bias per group, version 21 one per channel."""
     if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
         raise OperatorError(f"num_groups must divide the channels of x {x.shape}, got {num_groups}", code="SX404")
-    n, c, *rest = x.shape
-    groups = _stashed(xp, x, stash_type).reshape(n, num_groups, c // num_groups, *rest)
-    d, _, var = moments(xp, groups, tuple(range(2, groups.ndim)))
+    groups = _stashed(xp, x, stash_type).reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
+    d, _, var = moments(xp, groups, (2,))
     normal = (d / xp.sqrt(var + epsilon)).astype(x.dtype)
     if version == 18:
         y = normal * _per_channel(scale, groups, "scale") + _per_channel(bias, groups, "bias")
@@ -319,9 +318,9 @@ def layer_normalization(
 
     The first stage is computed in at least the precision of `stash_type`: double stays double.
     """
-    _fits(scale.shape, x.shape, "Scale")
+    fits(scale.shape, x.shape, "Scale")
     if b is not None:
-        _fits(b.shape, x.shape, "B")
+        fits(b.shape, x.shape, "B")
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     y, mean, inverse = xp.layer_normalized(_stashed(xp, x, stash_type), axes, epsilon, scale, b, x.dtype)
     stash: np.dtype[Any] = dtypes.numpy_dtype(stash_type)
@@ -375,7 +374,7 @@ def _stashed_in(op: Op, x: V, stash_type: int) -> V:
 @operator("RMSNormalization", 23, traits=("shape_of_first", "norm"), weights={1: "the scale"})
 def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """The result has the dtype of `scale`."""
-    _fits(scale.shape, x.shape, "scale")
+    fits(scale.shape, x.shape, "scale")
     z = _stashed(xp, x, stash_type)
     square = mean_of(xp, z * z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
     return (z / xp.sqrt(square + epsilon)).astype(x.dtype) * scale

@@ -167,7 +167,7 @@ def grid_sample_16_decomposition(op: Op, x: V, grid: V, align_corners: int, mode
     """The modes are renamed."""
     if op.opset < 20:
         return in_parts(op, x, grid, align_corners, mode, padding_mode)
-    return op.GridSample(x, grid, align_corners=align_corners, mode=_MODES[mode], padding_mode=padding_mode)
+    return op.GridSample(x, grid, align_corners=align_corners, mode=_MODES.get(mode, mode), padding_mode=padding_mode)
 
 
 @operator("AffineGrid", 20)

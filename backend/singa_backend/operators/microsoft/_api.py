@@ -6,14 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ...interpreters.evaluate import computed_by_body
 from ...ir.declaration import Declaration, undeclared
 from ...proto.schemas import LAX, MICROSOFT
 from .._api import BOOL, INT, Array, Host, Ints, Op, V, Version, Wanted, Xp, operator
 
-microsoft: Callable[..., Callable[[Callable[..., Any]], Declaration]] = partial(operator, domain=MICROSOFT)
+microsoft: Callable[..., Callable[[Callable[..., Any]], Declaration]] = partial(
+    operator, domain=MICROSOFT, by_body=computed_by_body
+)
 """`operator` for the domain com.microsoft: @microsoft("Gelu", 1)."""
 
-lax: Callable[..., Callable[[Callable[..., Any]], Declaration]] = partial(operator, domain=LAX)
+lax: Callable[..., Callable[[Callable[..., Any]], Declaration]] = partial(operator, domain=LAX, by_body=computed_by_body)
 """`operator` for what onnxruntime reads in ONNX's domain: @lax("Affine", 1)."""
 
 

@@ -1,21 +1,20 @@
-"""Parts of onnxruntime's attention operators: heads, masks, and softmax(scores) V, on arrays and as ONNX's operators."""
+"""Parts of onnxruntime's attention operators: heads, masks, and softmax(scores) V."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ... import limits
 from ...dtypes import float_info
 from ...errors import OperatorError
-from ...ir.declaration import Declaration
-from ..attention import attention, by_kv_head, wide
-from ._api import Array, Op, V, Xp
+from ...ir.declaration import Declaration, Ints
+from ..attention import attention
+from ._api import Array, Op, V
+from .gates import single
 
-# --- on arrays --------------------------------------------------------------------------------------------------------
+# --- what is accepted -------------------------------------------------------------------------------------------------
 
 
 def wrong(text: str, hint: str = "") -> OperatorError:
@@ -23,64 +22,17 @@ def wrong(text: str, hint: str = "") -> OperatorError:
     return OperatorError(text, code="SX404", hint=hint)
 
 
-def wides(*values: Array | None) -> list[Any]:
-    """Return narrow floats as float32, and other values as they are."""
-    return [x if x is None else wide(x) for x in values]
-
-
-def narrowed(dtype: Any, *values: Array | None) -> tuple[Any, ...]:
-    """Return results in a dtype; those that have it are not copied, which lets a cache grow in its memory."""
-    return tuple(x if x is None or x.dtype == dtype else x.astype(dtype) for x in values)
-
-
-def split_heads(x: Array, heads: int, name: str) -> Array:
-    """Convert (batch, length, heads * size) to (batch, heads, length, size)."""
+def heads_of(x: Array, heads: int, name: str) -> Ints:
+    """Return the shape (batch, heads, length, size) of (batch, length, heads * size); raise OperatorError if it has no heads."""
     if x.ndim != 3 or heads < 1 or x.shape[2] % heads:
         raise wrong(f"{name} must have shape (batch, length, hidden) with a multiple of {heads} heads, got {tuple(x.shape)}")
-    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
+    return x.shape[0], heads, x.shape[1], x.shape[2] // heads
 
 
-def join_heads(y: Array) -> Array:
-    """Convert (batch, heads, length, size) to (batch, length, heads * size)."""
-    batch, heads, length, size = y.shape
-    return y.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
-
-
-def attend(
-    xp: Xp,
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    scale: float | None,
-    softcap: float = 0.0,
-    sink: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """Return softmax(scores + bias) V, the scores without the bias, and the softmax; a row of -inf has the result 0.
-
-    sink: for each head a score more in the denominator of the softmax, without a value.
-    """
-    (batch, heads, rows, size), (kv_heads, keys) = q.shape, k.shape[1:3]
-    if k.shape[:3] != v.shape[:3] or k.shape[0] != batch or k.shape[3] != size or heads % kv_heads:
-        shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        raise wrong(f"queries, keys and values must match as (batch, heads, length, size), got {shapes}")
-    limits.admit((batch, heads, rows, keys), np.float32)
-    factor = scale or 1 / math.sqrt(max(size, 1))
-    scores = xp.matmul(by_kv_head(q, kv_heads), k.swapaxes(-1, -2)).reshape(batch, heads, rows, keys) * factor
-    if softcap:
-        scores = softcap * xp.tanh(scores / softcap)
-    biased = scores if bias is None else scores + bias
-    most = biased.max(axis=-1, keepdims=True) if keys else xp.zeros((batch, heads, rows, 1), q.dtype)
-    most = xp.where(most == -xp.inf, 0, most)
-    more: Any = 0
-    if sink is not None:
-        sink = sink.reshape(-1, 1, 1)
-        most = xp.maximum(most, sink)
-        more = xp.exp(sink - most)
-    e = xp.exp(biased - most)
-    total = e.sum(axis=-1, keepdims=True) + more
-    weights = e / xp.where(total == 0, 1, total)
-    return xp.matmul(by_kv_head(weights, kv_heads), v).reshape(batch, heads, rows, v.shape[3]), scores, weights
+def check_match(q: Ints, k: Ints, v: Ints) -> None:
+    """Raise OperatorError unless queries, keys and values of these shapes match."""
+    if k[:3] != v[:3] or k[0] != q[0] or k[3] != q[3] or not k[1] or q[1] % k[1]:
+        raise wrong(f"queries, keys and values must match as (batch, heads, length, size), got {q}, {k} and {v}")
 
 
 def check_bias(bias: Array | None, shape: Sequence[int]) -> None:
@@ -94,38 +46,12 @@ def check_bias(bias: Array | None, shape: Sequence[int]) -> None:
         )
 
 
-def mask_bias(
-    xp: Xp, mask: Array | None, batch: int, rows: int, past: int, keys: int, causal: bool, filter_value: float, dtype: Any
-) -> Array | None:
-    """Return what a mask adds to the scores, broadcast to (batch, heads, rows, keys).
-
-    mask: 0 or 1 of shape (batch, keys) or (batch, rows, keys); or key lengths, (batch); or their ends, then starts, (2 batch);
-    or lengths, then the offsets that packed sequences have, (3 batch + 2).
-    causal: replaces what the mask adds, except in the last row, which sees all keys.
-    """
-    bias: Array | None = None
-    if mask is not None:
-        bias = xp.where(_seen(xp, mask, batch, rows, keys), 0, filter_value).astype(dtype)
-    if causal and rows > 1:
-        row, key = xp.arange(rows).reshape(rows, 1), xp.arange(keys)
-        later = (key > row + past) & (row < rows - 1)
-        bias = xp.where(later, float(np.finfo(dtype).min), xp.zeros((1, 1), dtype) if bias is None else bias).astype(dtype)
-        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-    return bias
-
-
-def _seen(xp: Xp, mask: Array, batch: int, rows: int, keys: int) -> Array:
-    """Return whether a mask shows each key, of shape (batch, 1, rows or 1, keys)."""
-    if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch, 3 * batch + 2):
-        key = xp.arange(keys)
-        seen = key < mask[:batch].reshape(batch, 1, 1, 1)
-        if mask.shape[0] == 2 * batch:
-            seen = seen & (key >= mask[batch:].reshape(batch, 1, 1, 1))
-        return seen
-    if mask.shape == (batch, keys):
-        return (mask > 0).reshape(batch, 1, 1, keys)
-    if mask.shape == (batch, rows, keys):
-        return (mask > 0).reshape(batch, 1, rows, keys)
+def check_mask(mask: Array | None, batch: int, rows: int, keys: int) -> None:
+    """Raise OperatorError unless a mask has one of the shapes that `op_mask_bias` reads."""
+    if mask is None or (mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch, 3 * batch + 2)):
+        return
+    if mask.shape in ((batch, keys), (batch, rows, keys)):
+        return
     hint = "masks of 4 axes are for GPUs only: onnxruntime's CPU kernel refuses them" if mask.ndim == 4 else ""
     raise wrong(
         f"the mask must have shape ({batch},), ({2 * batch},), ({batch}, {keys}) or ({batch}, {rows}, {keys}), "
@@ -134,29 +60,38 @@ def _seen(xp: Xp, mask: Array, batch: int, rows: int, keys: int) -> Array:
     )
 
 
-def appended(xp: Xp, past: Array | None, new: Array, used: int | None) -> tuple[Array, Array]:
-    """Return the keys or values with those of the past, and the cache to return; the rows are on the second to last axis.
+def length_with(past: Array | None, new: Ints, used: Array | None) -> int:
+    """Return the number of rows of a past and new ones; raise OperatorError if they do not fit.
 
+    new: the shape of the new rows, on the second to last axis.
     used: the rows of the past that are in use, if it has more: the new rows follow those, and the cache keeps its size.
     """
     if past is None:
-        return new, new
-    if past.ndim != new.ndim or past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1]:
-        lead = "2, " * (new.ndim - 4)
-        shape = f"({lead}batch, heads, length, size) as {tuple(new.shape)}"
-        raise wrong(f"the past must have shape {shape}, got {tuple(past.shape)}")
+        return new[-2]
+    if past.ndim != len(new) or past.shape[:-2] != new[:-2] or past.shape[-1] != new[-1]:
+        lead = "2, " * (len(new) - 4)
+        raise wrong(f"the past must have shape ({lead}batch, heads, length, size) as {new}, got {tuple(past.shape)}")
     if used is None:
-        every = xp.concatenate([past, new], axis=-2)
-        return every, every
-    after = used + new.shape[-2]
-    if used < 0 or after > past.shape[-2]:
-        rows = past.shape[-2]
-        raise wrong(f"past_sequence_length and the new rows must fit a cache of {rows}, got {used} and {new.shape[-2]}")
-    every = xp.concatenate([past[..., :used, :], new], axis=-2)
-    return every, xp.concatenate([every, past[..., after:, :]], axis=-2)
+        return int(past.shape[-2]) + new[-2]
+    if used.size != 1:
+        raise OperatorError(f"input 'past_sequence_length' must hold one value, got shape {used.shape}", code="SX402")
+    kept, rows = int(used.reshape(-1)[0]), past.shape[-2]
+    if kept < 0 or kept + new[-2] > rows:
+        raise wrong(f"past_sequence_length and the new rows must fit a cache of {rows}, got {kept} and {new[-2]}")
+    return kept + new[-2]
 
 
 # --- as ONNX's operators ----------------------------------------------------------------------------------------------
+
+
+def op_wide(op: Op, *values: V) -> list[V]:
+    """Return narrow floats in float32, and other values as they are."""
+    return [None if x is None else single(op, x) for x in values]
+
+
+def op_like(op: Op, like: V, *values: V) -> list[V]:
+    """Return values in the dtype of another one: the schema does not bind that of the scores."""
+    return [None if x is None else op.cast(x, like) for x in values]
 
 
 def op_split_heads(op: Op, x: V, heads: int) -> V:
@@ -196,8 +131,11 @@ def op_attend(op: Op, q: V, k: V, v: V, bias: V, scale: float | None, softcap: f
 
 
 def op_mask_bias(op: Op, mask: V, q: V, k: V, past: V, causal: bool, filter_value: float) -> V:
-    """Return what a mask adds to the scores, as `mask_bias`; None for nothing.
+    """Return what a mask adds to the scores, broadcast to (batch, heads, rows, keys); None for nothing.
 
+    mask: 0 or 1 of shape (batch, keys) or (batch, rows, keys); or key lengths, (batch); or their ends, then starts, (2 batch);
+    or lengths, then the offsets that packed sequences have, (3 batch + 2).
+    causal: replaces what the mask adds, except in the last row, which sees all keys.
     past: the number of keys before those of the first query, of shape (1).
     """
     dtype = op.dtype(q)
@@ -231,19 +169,22 @@ def _op_seen(op: Op, mask: V, q: V, keys: V) -> V:
     return op.And(op.Less(key, ends), op.GreaterOrEqual(key, starts))
 
 
-def op_appended(op: Op, past: V, new: V, used: V) -> tuple[V, V]:
-    """As `appended`; `used` has shape (1), or is None."""
+def op_appended(op: Op, past: V, new: V, used: V, axis: int = 2) -> tuple[V, V]:
+    """Return the keys or values with those of the past, along this axis, and the cache to return.
+
+    used: the rows of the past that are in use, of shape (1), if it has more; the new rows follow those.
+    """
     if past is None:
         return new, new
     if used is None:
-        every = op.Concat(past, new, axis=2)
+        every = op.Concat(past, new, axis=axis)
         return every, every
-    every = op.Concat(op.Slice(past, [0], used, [2]), new, axis=2)
-    return every, op.Concat(every, op.Slice(past, op_size(op, every, 2), [2**62], [2]), axis=2)
+    every = op.Concat(op.Slice(past, [0], used, [axis]), new, axis=axis)
+    return every, op.Concat(every, op.Slice(past, op_size(op, every, axis), [2**62], [axis]), axis=axis)
 
 
-def op_past_length(op: Op, past: V, used: V) -> V:
+def op_past_length(op: Op, past: V, used: V, axis: int = 2) -> V:
     """Return the number of keys before the new ones, of shape (1)."""
-    if used is not None:
+    if past is not None and used is not None:
         return used
-    return op.constant([0], np.int64) if past is None else op_size(op, past, 2)
+    return op.constant([0], np.int64) if past is None else op_size(op, past, axis)

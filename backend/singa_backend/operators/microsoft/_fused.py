@@ -6,47 +6,42 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import OperatorError
-from .. import activation, unary
-from ._api import Array, Op, V, Xp
+from ._api import Op, V
 
-Fused = Callable[..., Array]
-
-BODIES: dict[str, tuple[Fused, tuple[str, ...]]] = {
-    "Celu": (activation.celu, ("alpha",)),
-    "Elu": (activation.elu, ("alpha",)),
-    "HardSigmoid": (activation.hard_sigmoid, ("alpha", "beta")),
-    "LeakyRelu": (activation.leaky_relu, ("alpha",)),
-    "Relu": (activation.relu, ()),
-    "Selu": (activation.selu, ("alpha", "gamma")),
-    "Sigmoid": (activation.sigmoid, ()),
-    "Softplus": (activation.softplus, ()),
-    "Softsign": (activation.softsign, ()),
-    "Tanh": (unary.tanh, ()),
-    "ThresholdedRelu": (activation.thresholded_relu, ("alpha",)),
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "Celu": ("alpha",),
+    "Elu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "LeakyRelu": ("alpha",),
+    "Relu": (),
+    "Selu": ("alpha", "gamma"),
+    "Sigmoid": (),
+    "Softplus": (),
+    "Softsign": (),
+    "Tanh": (),
+    "ThresholdedRelu": ("alpha",),
 }
-"""The activations of products: the body, and the names of the parameters, which have no defaults."""
+"""The activations of products, and the names of their parameters, which have no defaults."""
 
-ALONG_AN_AXIS: dict[str, tuple[Fused, tuple[str, ...]]] = {**BODIES, "Softmax": (activation.softmax, ("axis",))}
+ALONG_AN_AXIS = {**PARAMETERS, "Softmax": ("axis",)}
 """The activations of FusedMatMulActivation."""
 
-AFTER_CONV: dict[str, tuple[Fused, tuple[str, ...]]] = {
-    **{name: BODIES[name] for name in ("HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh")},
-    "Clip": (lambda xp, x, low, high: xp.minimum(xp.maximum(x, low), high), ("low", "high")),
-    "HardSwish": (activation.hard_swish, ()),
+AFTER_CONV = {
+    **{name: PARAMETERS[name] for name in ("HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh")},
+    "Clip": ("low", "high"),
+    "HardSwish": (),
 }
 """The activations of convolutions; the parameters are in this order in activation_params."""
 
 
-def needed(kinds: Mapping[str, tuple[Fused, tuple[str, ...]]], name: str) -> tuple[str, ...]:
+def needed(kinds: Mapping[str, tuple[str, ...]], name: str) -> tuple[str, ...]:
     """The parameters of an activation; raise OperatorError for an activation that is not one of these."""
     if name not in kinds:
         raise OperatorError(f"activation must be one of {', '.join(sorted(kinds))}, got {name!r}", code="SX404")
-    return kinds[name][1]
+    return kinds[name]
 
 
-def named(
-    name: str, given: Mapping[str, float | None], kinds: Mapping[str, tuple[Fused, tuple[str, ...]]] = BODIES
-) -> dict[str, float]:
+def named(name: str, given: Mapping[str, float | None], kinds: Mapping[str, tuple[str, ...]] = PARAMETERS) -> dict[str, float]:
     """The parameters of the activation of a product; raise OperatorError if one is absent."""
     found: dict[str, float] = {}
     for key in needed(kinds, name):
@@ -66,16 +61,8 @@ def listed(name: str, given: Sequence[float] | None) -> dict[str, float]:
     return dict(zip(names, values, strict=True))
 
 
-def activated(xp: Xp, y: Array, name: str | None, parameters: Callable[[str], dict[str, float]]) -> Array:
+def activated(op: Op, y: V, name: str | None, parameters: Callable[[str], dict[str, float]]) -> V:
     """Apply an activation to the result of a product or a convolution; none if it is absent."""
-    if not name:
-        return y
-    found = parameters(name)
-    return {**ALONG_AN_AXIS, **AFTER_CONV}[name][0](xp, y, **found)
-
-
-def activated_nodes(op: Op, y: V, name: str | None, parameters: Callable[[str], dict[str, float]]) -> V:
-    """`activated` in ONNX operators."""
     if not name:
         return y
     found: dict[str, Any] = parameters(name)

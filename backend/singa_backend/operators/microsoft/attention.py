@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ...errors import OperatorError, UnsupportedModel
-from ._api import Array, Host, Ints, Op, V, Wanted, Xp, microsoft, not_declared
+from ._api import Array, Host, Ints, Op, V, Wanted, microsoft, not_declared
 from ._attention import (
-    appended,
-    attend,
     check_bias,
-    join_heads,
-    mask_bias,
-    narrowed,
+    check_mask,
+    length_with,
     op_appended,
     op_attend,
     op_join_heads,
     op_mask_bias,
     op_past_length,
     op_split_heads,
-    split_heads,
-    wides,
     wrong,
 )
 from ._attention_facts import of_projection, projected
@@ -48,41 +41,28 @@ def _sizes(width: int, heads: int, sizes: Sequence[int] | None) -> tuple[int, in
     return given[0], given[1], given[2]
 
 
-def _attended(
-    xp: Xp,
-    projected: Array,
+def _check_attended(
+    width: int,
+    input: Array,
     sizes: Sequence[int] | None,
     heads: int,
     mask: Array | None,
     past: Array | None,
     attention_bias: Array | None,
-    used: int | None,
-    causal: int,
-    filter_value: float,
-    scale: float | None,
+    used: Array | None,
     present: bool,
-) -> tuple[Array, Array | None]:
-    """Return the result for projected queries, keys and values, side by side, and the cache if it is wanted."""
-    hq, hk, _ = _sizes(projected.shape[-1], heads, sizes)
-    q = split_heads(projected[..., :hq], heads, "queries")
-    k = split_heads(projected[..., hq : hq + hk], heads, "keys")
-    v = split_heads(projected[..., hq + hk :], heads, "values")
-    both = None
-    if past is not None or present:
-        if k.shape != v.shape:
-            raise wrong(f"keys and values in one cache must have equal sizes, got {k.shape[3]} and {v.shape[3]}")
-        every, both = appended(xp, past, xp.stack([k, v]), used)
-        k, v = every[0], every[1]
-    rows, keys = q.shape[2], k.shape[2]
-    bias = mask_bias(xp, mask, q.shape[0], rows, keys - rows, keys, bool(causal), filter_value, q.dtype)
-    check_bias(attention_bias, (*q.shape[:3], keys))
-    if attention_bias is not None:
-        bias = attention_bias if bias is None else bias + attention_bias
-    y, _, _ = attend(xp, q, k, v, bias, scale)
-    return join_heads(y), both if present else None
+) -> None:
+    """Raise OperatorError unless projected queries, keys and values of `width` values in all fit the other inputs."""
+    hq, _, hv = (n // heads for n in _sizes(width, heads, sizes))
+    batch, rows = input.shape[:2]
+    if (past is not None or present) and hq != hv:
+        raise wrong(f"keys and values in one cache must have equal sizes, got {hq} and {hv}")
+    keys = length_with(past, (2, batch, heads, rows, hq), used)
+    check_mask(mask, batch, rows, keys)
+    check_bias(attention_bias, (batch, heads, rows, keys))
 
 
-def _op_attended(
+def _attended(
     op: Op,
     projected: V,
     sizes: Sequence[int] | None,
@@ -96,40 +76,38 @@ def _op_attended(
     scale: float | None,
     present: bool,
 ) -> list[V]:
-    """As `_attended`, in ONNX's operators."""
+    """Return the result for projected queries, keys and values, side by side, and the cache if it is wanted."""
     if sizes:
         parts = op.Split(projected, list(sizes), axis=2, outputs=3)
     else:
         parts = op.Split(projected, axis=2, num_outputs=3, outputs=3)
     q, k, v = (op_split_heads(op, x, heads) for x in parts)
-    pasts: tuple[V, V] = (None, None)
-    if past is not None:
-        past_k, past_v = op.Split(past, axis=0, num_outputs=2, outputs=2)
-        pasts = (op.Squeeze(past_k, [0]), op.Squeeze(past_v, [0]))
-    (k, present_k), (v, present_v) = (op_appended(op, p, x, used) for p, x in zip(pasts, (k, v), strict=True))
-    bias = op_mask_bias(op, mask, q, k, op_past_length(op, pasts[0], used), bool(causal), filter_value)
+    length, both = op_past_length(op, past, used, 3), None
+    if past is not None or present:
+        new = op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
+        every, both = op_appended(op, past, new, used, 3)
+        k, v = (op.Squeeze(x, [0]) for x in op.Split(every, axis=0, num_outputs=2, outputs=2))
+    bias = op_mask_bias(op, mask, q, k, length, bool(causal), filter_value)
     y, _ = op_attend(op, q, k, v, op.add(bias, attention_bias), scale)
-    both = op.Concat(op.Unsqueeze(present_k, [0]), op.Unsqueeze(present_v, [0]), axis=0) if present else None
     return [op_join_heads(op, y), both]
 
 
 @microsoft(
     "Attention",
     1,
-    widen=False,
     traits=("product", "linear"),
     weights={1: "the weights", 2: "the bias"},
     caches={4: 1},
 )
 def ms_attention(
-    xp: Xp,
-    input: Array,
-    weights: Array,
-    bias: Array | None = None,
-    mask_index: Array | None = None,
-    past: Array | None = None,
-    attention_bias: Array | None = None,
-    past_sequence_length: Host[int] | None = None,
+    op: Op,
+    input: V,
+    weights: V,
+    bias: V | None = None,
+    mask_index: V | None = None,
+    past: V | None = None,
+    attention_bias: V | None = None,
+    past_sequence_length: Host[V] | None = None,
     *,
     do_rotary: int = 0,
     mask_filter_value: float = -10000.0,
@@ -140,78 +118,61 @@ def ms_attention(
     scale: float | None = None,
     unidirectional: int = 0,
     wanted: Wanted,
-) -> tuple[Array | None, ...]:
+) -> list[V]:
     """Return attention over the projected input, and the keys and values with their past, in one array."""
     _refuse_rotary(do_rotary)
-    dtype = input.dtype
-    input, weights, bias, past, attention_bias = wides(input, weights, bias, past, attention_bias)
+    projected = op.MatMul(input, weights)
+    projected = projected if bias is None else op.Add(projected, bias)
+    used = op.Cast(op.Reshape(past_sequence_length, [1]), to=7) if past_present_share_buffer else None
+    return _attended(
+        op, projected, qkv_hidden_sizes, num_heads, mask_index, past, attention_bias, used, unidirectional,
+        mask_filter_value, scale, len(wanted) > 1 and wanted[1],
+    )  # fmt: skip
+
+
+@ms_attention.accepts
+def ms_attention_accepts(
+    input: Array,
+    weights: Array,
+    mask_index: Array | None,
+    past: Array | None,
+    attention_bias: Array | None,
+    past_sequence_length: Array | None,
+    do_rotary: int,
+    num_heads: int,
+    past_present_share_buffer: int,
+    qkv_hidden_sizes: Ints | None,
+    wanted: Wanted,
+) -> None:
+    _refuse_rotary(do_rotary)
     if input.ndim != 3 or weights.ndim != 2 or input.shape[2] != weights.shape[0]:
         raise wrong(
             f"input and weights must have shapes (batch, length, hidden) and (hidden, all sizes), got {tuple(input.shape)} "
             f"and {tuple(weights.shape)}"
         )
-    projected = xp.matmul(input, weights)
-    projected = projected if bias is None else projected + bias
-    used = _used(past_present_share_buffer, past_sequence_length)
-    found = _attended(
-        xp, projected, qkv_hidden_sizes, num_heads, mask_index, past, attention_bias, used, unidirectional,
-        mask_filter_value, scale, len(wanted) > 1 and wanted[1],
-    )  # fmt: skip
-    return narrowed(dtype, *found)
-
-
-def _used(share: int, length: int | None) -> int | None:
-    """Return the rows of the past that are in use, if it is a cache with more."""
-    if share and length is None:
+    if past_present_share_buffer and past_sequence_length is None:
         raise OperatorError("past_present_share_buffer needs past_sequence_length", code="SX407")
-    return length if share else None
+    used = past_sequence_length if past_present_share_buffer else None
+    present = len(wanted) > 1 and wanted[1]
+    _check_attended(weights.shape[1], input, qkv_hidden_sizes, num_heads, mask_index, past, attention_bias, used, present)
 
 
 ms_attention.shapes(of_projection)
 ms_attention.flops(projected(4))
 
 
-@ms_attention.decomposition
-def ms_attention_body(
+@microsoft("QAttention", 1, traits=("product",), caches={8: 1})
+def q_attention(
     op: Op,
     input: V,
-    weights: V,
+    weight: V,
     bias: V,
-    mask_index: V,
-    past: V,
-    attention_bias: V,
-    past_sequence_length: V,
-    do_rotary: int,
-    mask_filter_value: float,
-    num_heads: int,
-    past_present_share_buffer: int,
-    qkv_hidden_sizes: Ints | None,
-    scale: float | None,
-    unidirectional: int,
-    wanted: tuple[bool, ...],
-) -> list[V]:
-    _refuse_rotary(do_rotary)
-    projected = op.MatMul(input, weights)
-    projected = projected if bias is None else op.Add(projected, bias)
-    used = op.Cast(op.Reshape(past_sequence_length, [1]), to=7) if past_present_share_buffer else None
-    return _op_attended(
-        op, projected, qkv_hidden_sizes, num_heads, mask_index, past, attention_bias, used, unidirectional,
-        mask_filter_value, scale, len(wanted) > 1,
-    )  # fmt: skip
-
-
-@microsoft("QAttention", 1, widen=False, traits=("product",), caches={8: 1})
-def q_attention(
-    xp: Xp,
-    input: Array,
-    weight: Array,
-    bias: Array,
-    input_scale: Array,
-    weight_scale: Array,
-    mask_index: Array | None = None,
-    input_zero_point: Array | None = None,
-    weight_zero_point: Array | None = None,
-    past: Array | None = None,
+    input_scale: V,
+    weight_scale: V,
+    mask_index: V | None = None,
+    input_zero_point: V | None = None,
+    weight_zero_point: V | None = None,
+    past: V | None = None,
     *,
     do_rotary: int = 0,
     mask_filter_value: float = -10000.0,
@@ -220,58 +181,39 @@ def q_attention(
     scale: float | None = None,
     unidirectional: int = 0,
     wanted: Wanted,
-) -> tuple[Array | None, ...]:
+) -> list[V]:
     """Return attention over the projection of quantized values, whose products are exact, and the cache."""
     _refuse_rotary(do_rotary)
-    dtype = bias.dtype
-    bias, input_scale, weight_scale, past = wides(bias, input_scale, weight_scale, past)
+    product = op.cast(op.MatMulInteger(input, weight, input_zero_point, weight_zero_point), bias)
+    projected = op.Add(op.Mul(product, op.Mul(op.Reshape(input_scale, [1]), weight_scale)), bias)
+    return _attended(
+        op, projected, None, num_heads, mask_index, past, None, None, unidirectional, mask_filter_value, scale,
+        len(wanted) > 1 and wanted[1],
+    )  # fmt: skip
+
+
+@q_attention.accepts
+def q_attention_accepts(
+    input: Array,
+    weight: Array,
+    input_scale: Array,
+    mask_index: Array | None,
+    past: Array | None,
+    do_rotary: int,
+    num_heads: int,
+    wanted: Wanted,
+) -> None:
+    _refuse_rotary(do_rotary)
     if input.ndim != 3 or weight.ndim != 2 or input.shape[2] != weight.shape[0] or input_scale.size != 1:
         raise wrong(
             f"input, weight and input_scale must have shapes (batch, length, hidden), (hidden, 3 sizes) and (), got "
             f"{tuple(input.shape)}, {tuple(weight.shape)} and {tuple(input_scale.shape)}"
         )
-    x, w = (
-        v.astype(np.int32) if z is None else v.astype(np.int32) - z.astype(np.int32)
-        for v, z in ((input, input_zero_point), (weight, weight_zero_point))
-    )
-    product = xp.matmul(x.astype(np.float64), w.astype(np.float64)).astype(np.float32)
-    projected = product * (input_scale.reshape(()) * weight_scale) + bias
-    found = _attended(
-        xp, projected, None, num_heads, mask_index, past, None, None, unidirectional, mask_filter_value, scale,
-        len(wanted) > 1 and wanted[1],
-    )  # fmt: skip
-    return narrowed(dtype, *found)
+    _check_attended(weight.shape[1], input, None, num_heads, mask_index, past, None, None, len(wanted) > 1 and wanted[1])
 
 
 q_attention.shapes(of_projection)
 q_attention.flops(projected(8))
-
-
-@q_attention.decomposition
-def q_attention_body(
-    op: Op,
-    input: V,
-    weight: V,
-    bias: V,
-    input_scale: V,
-    weight_scale: V,
-    mask_index: V,
-    input_zero_point: V,
-    weight_zero_point: V,
-    past: V,
-    do_rotary: int,
-    mask_filter_value: float,
-    num_heads: int,
-    scale: float | None,
-    unidirectional: int,
-    wanted: tuple[bool, ...],
-) -> list[V]:
-    _refuse_rotary(do_rotary)
-    product = op.cast(op.MatMulInteger(input, weight, input_zero_point, weight_zero_point), bias)
-    projected = op.Add(op.Mul(product, op.Mul(op.Reshape(input_scale, [1]), weight_scale)), bias)
-    return _op_attended(
-        op, projected, None, num_heads, mask_index, past, None, None, unidirectional, mask_filter_value, scale, len(wanted) > 1
-    )
 
 
 not_declared(

@@ -5,40 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import OperatorError
-from ..random import dropout
-from ._api import Array, Host, Op, V, Wanted, Xp, microsoft
+from ._api import Array, Host, Op, V, Wanted, microsoft
 
 _TRAITS = ("random_in_training", "finite", "shape_of_first")
 
 
-def _biased(x: Array, bias: Array) -> Array:
-    """Return x + bias, a vector of the size of the last axis of x or an array of its shape."""
+def _check_shapes(x: Array, bias: Array, residual: Array | None) -> None:
+    """Raise OperatorError unless the bias is a vector of the last axis of x or has its shape, as the residual."""
     if bias.shape not in (x.shape[-1:], x.shape):
         raise OperatorError(f"bias must have shape {x.shape[-1:]} or {x.shape}, got {bias.shape}", code="SX404")
-    return x + bias
+    if residual is not None and residual.shape != x.shape:
+        raise OperatorError(f"residual must have shape {x.shape}, got {residual.shape}", code="SX404")
 
 
-def _added(y: Array, residual: Array | None) -> Array:
-    """Return y + residual, of the same shape."""
-    if residual is not None and residual.shape != y.shape:
-        raise OperatorError(f"residual must have shape {y.shape}, got {residual.shape}", code="SX404")
-    return y if residual is None else y + residual
-
-
-def _packed(xp: Xp, mask: Array | None) -> Array | None:
+def _packed(op: Op, mask: V) -> V:
     """Return a mask as 32-bit words: element i is bit i % 32 of word i // 32, and bits beyond the last element are 0."""
-    if mask is None:
-        return None
-    words = -(-mask.size // 32)
-    bits = xp.zeros(words * 32, dtype=np.uint64)
-    bits[: mask.size] = mask.reshape(-1)
-    powers = xp.asarray(np.uint64(1) << np.arange(32, dtype=np.uint64))
-    packed: Array = (bits.reshape(words, 32) * powers).sum(axis=1).astype(np.uint32)
-    return packed
-
-
-def _packed_in(op: Op, mask: V) -> V:
-    """`_packed` in ONNX operators."""
     flat = op.Cast(op.Reshape(mask, [-1]), to=12)
     size = op.Shape(flat)
     whole = op.Mul(op.Div(op.Add(size, 31), 32), 32)
@@ -48,7 +29,7 @@ def _packed_in(op: Op, mask: V) -> V:
     return op.ReduceSum(op.Mul(rows, powers), [1], keepdims=0)
 
 
-def _dropped_in(op: Op, x: V, residual: V | None, ratio: V, training_mode: V, seed: int | None, wanted: Wanted) -> tuple[V, ...]:
+def _dropped(op: Op, x: V, residual: V | None, ratio: V, training_mode: V, seed: int | None, wanted: Wanted) -> tuple[V, ...]:
     """Return Dropout(x) + residual, and its mask if it is wanted."""
     how = {} if seed is None else {"seed": seed}
     ratio = op.constant(ratio, np.float32) if isinstance(ratio, float) else ratio
@@ -59,69 +40,53 @@ def _dropped_in(op: Op, x: V, residual: V | None, ratio: V, training_mode: V, se
 
 @microsoft("BiasDropout", 1, traits=_TRAITS, settings=("ratio",))
 def bias_dropout(
-    xp: Xp,
-    x: Array,
-    bias: Array,
-    residual: Array | None = None,
-    ratio: Host[float] = 0.5,
-    training_mode: Host[bool] = False,
+    op: Op,
+    x: V,
+    bias: V,
+    residual: V | None = None,
+    ratio: Host[V] = 0.5,
+    training_mode: Host[V] = False,
     *,
     seed: int | None = None,
     wanted: Wanted,
-) -> tuple[Array, Array | None]:
-    """Compute Dropout(x + bias) + residual."""
-    y, mask = dropout(xp, _biased(x, bias), ratio, training_mode, seed=seed, wanted=wanted)
-    return _added(y, residual), mask
-
-
-@bias_dropout.decomposition
-def bias_dropout_body(
-    op: Op, x: V, bias: V, residual: V | None, ratio: V, training_mode: V, seed: int | None, wanted: Wanted
 ) -> tuple[V, ...]:
-    return _dropped_in(op, op.Add(x, bias), residual, ratio, training_mode, seed, wanted)
+    """Compute Dropout(x + bias) + residual."""
+    return _dropped(op, op.Add(x, bias), residual, ratio, training_mode, seed, wanted)
+
+
+bias_dropout.accepts(_check_shapes)
 
 
 @microsoft("BitmaskDropout", 1, traits=_TRAITS, settings=("ratio",))
 def bitmask_dropout(
-    xp: Xp,
-    x: Array,
-    ratio: Host[float] = 0.5,
-    training_mode: Host[bool] = False,
+    op: Op,
+    x: V,
+    ratio: Host[V] = 0.5,
+    training_mode: Host[V] = False,
     *,
     seed: int | None = None,
     wanted: Wanted,
-) -> tuple[Array, Array | None]:
+) -> tuple[V, ...]:
     """Compute Dropout, whose mask is packed in words of 32 bits."""
-    y, mask = dropout(xp, x, ratio, training_mode, seed=seed, wanted=wanted)
-    return y, _packed(xp, mask)
-
-
-@bitmask_dropout.decomposition
-def bitmask_dropout_body(op: Op, x: V, ratio: V, training_mode: V, seed: int | None, wanted: Wanted) -> tuple[V, ...]:
-    y, *mask = _dropped_in(op, x, None, ratio, training_mode, seed, wanted)
-    return (y, *(_packed_in(op, m) for m in mask))
+    y, *mask = _dropped(op, x, None, ratio, training_mode, seed, wanted)
+    return (y, *(_packed(op, m) for m in mask))
 
 
 @microsoft("BitmaskBiasDropout", 1, traits=_TRAITS, settings=("ratio",))
 def bitmask_bias_dropout(
-    xp: Xp,
-    x: Array,
-    bias: Array,
-    residual: Array | None = None,
-    ratio: Host[float] = 0.5,
-    training_mode: Host[bool] = False,
+    op: Op,
+    x: V,
+    bias: V,
+    residual: V | None = None,
+    ratio: Host[V] = 0.5,
+    training_mode: Host[V] = False,
     *,
     seed: int | None = None,
     wanted: Wanted,
-) -> tuple[Array, Array | None]:
-    """Compute BiasDropout, whose mask is packed in words of 32 bits."""
-    y, mask = dropout(xp, _biased(x, bias), ratio, training_mode, seed=seed, wanted=wanted)
-    return _added(y, residual), _packed(xp, mask)
-
-
-@bitmask_bias_dropout.decomposition
-def bitmask_bias_dropout_body(
-    op: Op, x: V, bias: V, residual: V | None, ratio: V, training_mode: V, seed: int | None, wanted: Wanted
 ) -> tuple[V, ...]:
-    y, *mask = _dropped_in(op, op.Add(x, bias), residual, ratio, training_mode, seed, wanted)
-    return (y, *(_packed_in(op, m) for m in mask))
+    """Compute BiasDropout, whose mask is packed in words of 32 bits."""
+    y, *mask = _dropped(op, op.Add(x, bias), residual, ratio, training_mode, seed, wanted)
+    return (y, *(_packed(op, m) for m in mask))
+
+
+bitmask_bias_dropout.accepts(_check_shapes)

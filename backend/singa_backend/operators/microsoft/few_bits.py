@@ -222,79 +222,22 @@ def matmul_bnb4_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
 
 @microsoft("GatherBlockQuantized", 1, widen=False, traits=("finite",), weights={2: "the scale"})
 def gather_block_quantized(
-    xp: Xp,
-    data: Array,
-    index: Array,
-    scales: Array,
-    zero_point: Array | None = None,
+    op: Op,
+    data: V,
+    index: V,
+    scales: V,
+    zero_point: V | None = None,
     *,
     bits: int = 4,
     block_size: int = 128,
     gather_axis: int = 0,
     quantize_axis: int = 1,
-) -> Array:
+) -> V:
     """Gather, then compute (q - zero point) * scale, each for a block of the quantized axis.
 
     Bytes are packed along the last axis, with the middle of the range as default zero point; int4 and uint4 have 0, and floats
     have none.
     """
-    packed = data.dtype == np.uint8
-    axis, along = axis_of(gather_axis, data.ndim), axis_of(quantize_axis, data.ndim)
-    floats = dtypes.is_float(data.dtype)
-    _check_gather(data, zero_point, bits, block_size, axis, along)
-    size = data.shape[along] * (8 // bits if packed and along == data.ndim - 1 else 1)
-    block = block_size or max(1, size)
-    grain = tuple(-(-size // block) if i == along else n for i, n in enumerate(data.shape))
-    if packed and along != data.ndim - 1:
-        grain = (*grain[:-1], grain[-1] * (8 // bits))
-    if scales.ndim != data.ndim or any(n != g and not (floats and n == 1) for n, g in zip(scales.shape, grain, strict=True)):
-        raise OperatorError(f"scales must have shape {grain}, got {tuple(scales.shape)}", code="SX404")
-    at = xp.indices(index, data.shape[axis])
-
-    def taken(x: Array) -> Array:
-        return xp.take(xp.broadcast_to(x, tuple(grain[axis] if i == axis else n for i, n in enumerate(x.shape))), at, axis=axis)
-
-    limits.admit((*data.shape[:axis], *index.shape, *data.shape[axis + 1 :]), np.float32)
-    q = xp.take(data, at, axis=axis)
-    q = (unpacked(xp, q, bits) if packed else q).astype(np.float32)
-    along += index.ndim - 1 if along > axis else 0
-
-    def spread(x: Array) -> Array:
-        return xp.repeat(x, block, axis=along)[(slice(None),) * along + (slice(size),)]
-
-    if zero_point is not None:
-        z = unpacked(xp, taken(zero_point), bits)[..., : grain[-1]] if packed else taken(zero_point)
-        q = q - spread(z.astype(np.float32))
-    elif packed:
-        q = q - np.float32(2 ** (bits - 1))
-    return (q * spread(taken(scales).astype(np.float32))).astype(scales.dtype)
-
-
-def _check_gather(data: Array, zero: Array | None, bits: int, block_size: int, axis: int, along: int) -> None:
-    """Raise OperatorError for a form that the operator does not have."""
-    floats = dtypes.is_float(data.dtype)
-    if not (floats and block_size == 0):
-        check_form(bits if data.dtype == np.uint8 else 4, block_size)
-    if floats and zero is not None:
-        raise OperatorError("zero_points must be absent for data of floats", code="SX404")
-    if data.dtype == np.uint8 and axis != 0:
-        raise OperatorError(f"gather_axis must be 0 for data of bytes, got {axis}", code="SX404")
-    if axis == along:
-        raise OperatorError(f"gather_axis and quantize_axis must differ, got {axis} for both", code="SX404")
-
-
-@gather_block_quantized.decomposition
-def gather_block_quantized_body(
-    op: Op,
-    data: V,
-    index: V,
-    scales: V,
-    zero_point: V,
-    bits: int,
-    block_size: int,
-    gather_axis: int,
-    quantize_axis: int,
-) -> V:
     rank, dtype = op.rank(data), op.dtype(data)
     axis, along = axis_of(gather_axis, rank), axis_of(quantize_axis, rank)
     after = along + (op.rank(index) - 1 if along > axis else 0)
@@ -311,10 +254,40 @@ def gather_block_quantized_body(
     else:
         z = op.Gather(zero_point if packed else _bytes_body(op, zero_point), index, axis=axis)
         z = op.Slice(unpacked_body(op, z, bits), [0], op.Shape(grain, start=-1), [-1]) if packed else z
-    if has_blocks(op):
+    if has_blocks(op) and op.dtype(grain) != np.float64:  # of which DequantizeLinear has none
         return op.DequantizeLinear(q, grain, z, axis=after, block_size=block_size)
-    centred = op.Sub(op.Cast(q, to=FLOAT), _spread_body(op, op.Cast(z, to=FLOAT), q, after, block_size))
-    return op.cast(op.Mul(centred, _spread_body(op, single(op, grain), q, after, block_size)), scales)
+    wide = single(op, grain)
+    code = dtypes.onnx_code(op.dtype(wide))
+    centred = op.Sub(op.Cast(q, to=code), _spread_body(op, op.Cast(z, to=code), q, after, block_size))
+    return op.cast(op.Mul(centred, _spread_body(op, wide, q, after, block_size)), scales)
+
+
+@gather_block_quantized.accepts
+def gather_block_quantized_accepts(
+    data: Array,
+    scales: Array,
+    zero_point: Array | None,
+    bits: int,
+    block_size: int,
+    gather_axis: int,
+    quantize_axis: int,
+) -> None:
+    axis, along = axis_of(gather_axis, data.ndim), axis_of(quantize_axis, data.ndim)
+    floats, packed = dtypes.is_float(data.dtype), data.dtype == np.uint8
+    if not (floats and block_size == 0):
+        check_form(bits if packed else 4, block_size)
+    if floats and zero_point is not None:
+        raise OperatorError("zero_points must be absent for data of floats", code="SX404")
+    if packed and axis != 0:
+        raise OperatorError(f"gather_axis must be 0 for data of bytes, got {axis}", code="SX404")
+    if axis == along:
+        raise OperatorError(f"gather_axis and quantize_axis must differ, got {axis} for both", code="SX404")
+    size = data.shape[along] * (8 // bits if packed and along == data.ndim - 1 else 1)
+    grain = tuple(-(-size // (block_size or max(1, size))) if i == along else n for i, n in enumerate(data.shape))
+    if packed and along != data.ndim - 1:
+        grain = (*grain[:-1], grain[-1] * (8 // bits))
+    if scales.ndim != data.ndim or any(n != g and not (floats and n == 1) for n, g in zip(scales.shape, grain, strict=True)):
+        raise OperatorError(f"scales must have shape {grain}, got {tuple(scales.shape)}", code="SX404")
 
 
 UINT8_OF = {np.dtype(np.uint8): 2, dtypes.numpy_dtype(21): 2, dtypes.numpy_dtype(22): 3}

@@ -9,51 +9,50 @@ import numpy as np
 
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape
-from ..activation import sigmoid
+from ...proto.schemas import MICROSOFT
 from ..cast import to_float8
-from ..normalization import rms_normalization
 from ._api import Array, Host, Ints, Op, V, Wanted, Xp, microsoft, not_declared
 from ._packed import sized, unpacked, unpacked_body
-from .few_bits import check_columns, matmul_nbits, matmul_nbits_body, parts
+from .few_bits import check_columns, parts
 from .gates import single
 
 # --- projections of one normalized input
 
 
-def _normalized(xp: Xp, a: Array, skip: Array | None, scale: Array | None, epsilon: float) -> tuple[Array, Array | None]:
-    """Return the input of the projections, and the sum of A and skip."""
-    if skip is not None and scale is None:
-        raise OperatorError("norm_scale must be present with skip", code="SX404")
-    total = None if skip is None else a + skip
-    seen = a if total is None else total
-    return (seen if scale is None else rms_normalization(xp, seen, scale, epsilon=epsilon)), total
-
-
-def _normalized_body(op: Op, a: V, skip: V, scale: V, epsilon: float) -> tuple[V, V]:
-    """Write `_normalized` in float32."""
+def _normalized(op: Op, a: V, skip: V, scale: V, epsilon: float) -> tuple[V, V]:
+    """Return the input of the projections in float32, and the sum of A and skip."""
     total = None if skip is None else op.Add(single(op, a), single(op, skip))
     seen = single(op, a) if total is None else total
     normed = seen if scale is None else op.RMSNormalization(seen, single(op, scale), axis=-1, epsilon=epsilon)
     return normed, None if total is None else op.cast(total, a)
 
 
-def _no_sum(total: Array | None, wanted: bool) -> None:
-    if wanted and total is None:
+def _check_norm(skip: Array | None, scale: Array | None, wanted: bool) -> None:
+    """Raise OperatorError unless a skip has a norm, and the sum that is wanted a skip."""
+    if skip is not None and scale is None:
+        raise OperatorError("norm_scale must be present with skip", code="SX404")
+    if wanted and skip is None:
         raise OperatorError("the output input_skip_bias_sum needs the input skip", code="SX404")
+
+
+def _product(op: Op, a: V, b: V, scales: V, bias: V | None, k: int, n: int, block_size: int, bits: int) -> V:
+    """Return MatMulNBits, which unpacks a part of the weights at a time."""
+    form = {"K": k, "N": n, "block_size": block_size, "bits": bits}
+    return op.MatMulNBits(a, b, scales, None, None, bias, domain=MICROSOFT, **form)
 
 
 @microsoft("MatMulNBitsMlp", 1, traits=("product", "packed_weights"), weights={0: "the input", 2: "the scale"})
 def matmul_nbits_mlp(
-    xp: Xp,
-    a: Array,
-    skip: Array | None,
-    norm_scale: Array | None,
-    gate_b: Array,
-    gate_scales: Array,
-    gate_bias: Array | None,
-    up_b: Array,
-    up_scales: Array,
-    up_bias: Array | None = None,
+    op: Op,
+    a: V,
+    skip: V | None,
+    norm_scale: V | None,
+    gate_b: V,
+    gate_scales: V,
+    gate_bias: V | None,
+    up_b: V,
+    up_scales: V,
+    up_bias: V | None = None,
     *,
     K: int,
     N: int,
@@ -62,15 +61,20 @@ def matmul_nbits_mlp(
     accuracy_level: int = 0,
     bits: int = 4,
     epsilon: float = 1e-5,
-    wanted: Wanted = (True,),
-) -> tuple[Array, Array | None]:
+    wanted: Wanted,
+) -> tuple[V, V | None]:
     """Compute silu(gate) * up for two MatMulNBits of one input, which may be the RMS norm of A or of A + skip."""
     _check_activation(activation)
-    seen, total = _normalized(xp, a, skip, norm_scale, epsilon)
-    _no_sum(total, any(wanted[1:]))
-    form = {"K": K, "N": N, "block_size": block_size, "bits": bits}
-    gate = matmul_nbits(xp, seen, gate_b, gate_scales, None, None, gate_bias, **form)
-    return gate * sigmoid(xp, gate) * matmul_nbits(xp, seen, up_b, up_scales, None, None, up_bias, **form), total
+    seen, total = _normalized(op, a, skip, norm_scale, epsilon)
+    gate = _product(op, seen, gate_b, gate_scales, gate_bias, K, N, block_size, bits)
+    up = _product(op, seen, up_b, up_scales, up_bias, K, N, block_size, bits)
+    return op.cast(op.Mul(op.Mul(gate, op.Sigmoid(gate)), up), a), total
+
+
+@matmul_nbits_mlp.accepts
+def matmul_nbits_mlp_accepts(skip: Array | None, norm_scale: Array | None, activation: str, wanted: Wanted) -> None:
+    _check_activation(activation)
+    _check_norm(skip, norm_scale, any(wanted[1:]))
 
 
 def _check_activation(activation: str) -> None:
@@ -78,47 +82,21 @@ def _check_activation(activation: str) -> None:
         raise OperatorError(f"activation must be silu, got {activation!r}", code="SX404")
 
 
-@matmul_nbits_mlp.decomposition
-def matmul_nbits_mlp_body(
-    op: Op,
-    a: V,
-    skip: V,
-    norm_scale: V,
-    gate_b: V,
-    gate_scales: V,
-    gate_bias: V,
-    up_b: V,
-    up_scales: V,
-    up_bias: V,
-    K: int,
-    N: int,
-    activation: str,
-    block_size: int,
-    bits: int,
-    epsilon: float,
-) -> tuple[V, V]:
-    _check_activation(activation)
-    seen, total = _normalized_body(op, a, skip, norm_scale, epsilon)
-    gate = matmul_nbits_body(op, seen, gate_b, gate_scales, None, None, gate_bias, K, N, block_size, bits)
-    up = matmul_nbits_body(op, seen, up_b, up_scales, None, None, up_bias, K, N, block_size, bits)
-    return op.cast(op.Mul(op.Mul(gate, op.Sigmoid(gate)), up), a), total
-
-
 @microsoft("MatMulNBitsQkv", 1, traits=("product", "packed_weights"), weights={0: "the input", 2: "the scale"})
 def matmul_nbits_qkv(
-    xp: Xp,
-    a: Array,
-    skip: Array | None,
-    norm_scale: Array,
-    q_b: Array,
-    q_scales: Array,
-    q_bias: Array | None,
-    k_b: Array,
-    k_scales: Array,
-    k_bias: Array | None,
-    v_b: Array,
-    v_scales: Array,
-    v_bias: Array | None = None,
+    op: Op,
+    a: V,
+    skip: V | None,
+    norm_scale: V,
+    q_b: V,
+    q_scales: V,
+    q_bias: V | None,
+    k_b: V,
+    k_scales: V,
+    k_bias: V | None,
+    v_b: V,
+    v_scales: V,
+    v_bias: V | None = None,
     *,
     K: int,
     Nkv: int,
@@ -127,43 +105,18 @@ def matmul_nbits_qkv(
     accuracy_level: int = 0,
     bits: int = 4,
     epsilon: float = 1e-6,
-    wanted: Wanted = (True,),
-) -> tuple[Array | None, ...]:
-    """Compute three MatMulNBits of the RMS norm of A, or of A + skip."""
-    seen, total = _normalized(xp, a, skip, norm_scale, epsilon)
-    _no_sum(total, any(wanted[3:]))
-    form = {"K": K, "block_size": block_size, "bits": bits}
-    q = matmul_nbits(xp, seen, q_b, q_scales, None, None, q_bias, N=Nq, **form)
-    k = matmul_nbits(xp, seen, k_b, k_scales, None, None, k_bias, N=Nkv, **form)
-    return q, k, matmul_nbits(xp, seen, v_b, v_scales, None, None, v_bias, N=Nkv, **form), total
-
-
-@matmul_nbits_qkv.decomposition
-def matmul_nbits_qkv_body(
-    op: Op,
-    a: V,
-    skip: V,
-    norm_scale: V,
-    q_b: V,
-    q_scales: V,
-    q_bias: V,
-    k_b: V,
-    k_scales: V,
-    k_bias: V,
-    v_b: V,
-    v_scales: V,
-    v_bias: V,
-    K: int,
-    Nkv: int,
-    Nq: int,
-    block_size: int,
-    bits: int,
-    epsilon: float,
+    wanted: Wanted,
 ) -> tuple[V, ...]:
-    seen, total = _normalized_body(op, a, skip, norm_scale, epsilon)
+    """Compute three MatMulNBits of the RMS norm of A, or of A + skip."""
+    seen, total = _normalized(op, a, skip, norm_scale, epsilon)
     three = (q_b, q_scales, q_bias, Nq), (k_b, k_scales, k_bias, Nkv), (v_b, v_scales, v_bias, Nkv)
-    made = [matmul_nbits_body(op, seen, b, s, None, None, bias, K, n, block_size, bits) for b, s, bias, n in three]
+    made = [_product(op, seen, b, s, bias, K, n, block_size, bits) for b, s, bias, n in three]
     return (*(op.cast(y, a) for y in made), total)
+
+
+@matmul_nbits_qkv.accepts
+def matmul_nbits_qkv_accepts(skip: Array | None, norm_scale: Array | None, wanted: Wanted) -> None:
+    _check_norm(skip, norm_scale, any(wanted[3:]))
 
 
 @microsoft(
@@ -173,35 +126,6 @@ def matmul_nbits_qkv_body(
     weights={0: "the input", 2: "the scale", 4: "the scale", 6: "the scale"},
 )
 def matmul_nbits_qlora(
-    xp: Xp,
-    x: Array,
-    w: Array,
-    scales: Array,
-    lora_a: Array,
-    lora_a_scales: Array,
-    lora_b: Array,
-    lora_b_scales: Array,
-    *,
-    K: int,
-    N: int,
-    accuracy_level: int = 0,
-    bits: int = 4,
-    block_size: int = 32,
-    lora_bits: int = 8,
-    lora_block_size: int = 32,
-) -> Array:
-    """Compute MatMulNBits of x by W, plus that of x by lora_A and then by lora_B; an adapter without elements adds nothing."""
-    y = matmul_nbits(xp, x, w, scales, K=K, N=N, bits=bits, block_size=block_size)
-    if not lora_b.size:
-        return y
-    rank = lora_a_scales.size // -(-K // lora_block_size)
-    form = {"bits": lora_bits, "block_size": lora_block_size}
-    down = matmul_nbits(xp, x, lora_a, lora_a_scales, K=K, N=rank, **form)
-    return y + matmul_nbits(xp, down, lora_b, lora_b_scales, K=rank, N=N, **form)
-
-
-@matmul_nbits_qlora.decomposition
-def matmul_nbits_qlora_body(
     op: Op,
     x: V,
     w: V,
@@ -210,24 +134,26 @@ def matmul_nbits_qlora_body(
     lora_a_scales: V,
     lora_b: V,
     lora_b_scales: V,
+    *,
     K: int,
     N: int,
-    bits: int,
-    block_size: int,
-    lora_bits: int,
-    lora_block_size: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int = 32,
+    lora_bits: int = 8,
+    lora_block_size: int = 32,
 ) -> V:
-    """The rank of the adapter must be known."""
+    """Compute MatMulNBits of x by W, plus that of x by lora_A and then by lora_B; an adapter without elements adds nothing."""
     left = single(op, x)
-    y = matmul_nbits_body(op, left, w, scales, None, None, None, K, N, block_size, bits)
+    y = _product(op, left, w, scales, None, K, N, block_size, bits)
     if 0 in (op.shape(lora_b) or ()):
         return op.cast(y, x)
     shape = op.shape(lora_a_scales)
     if shape is None or not all(isinstance(n, int) for n in shape):
         raise OperatorError("the shape of the adapter's scales must be known", code="SX404")
     rank = int(np.prod([int(n or 0) for n in shape])) // -(-K // lora_block_size)
-    down = matmul_nbits_body(op, left, lora_a, lora_a_scales, None, None, None, K, rank, lora_block_size, lora_bits)
-    up = matmul_nbits_body(op, down, lora_b, lora_b_scales, None, None, None, rank, N, lora_block_size, lora_bits)
+    down = _product(op, left, lora_a, lora_a_scales, None, K, rank, lora_block_size, lora_bits)
+    up = _product(op, down, lora_b, lora_b_scales, None, rank, N, lora_block_size, lora_bits)
     return op.cast(op.Add(y, up), x)
 
 

@@ -14,103 +14,48 @@ from ...ir.windows import SAME, windows
 from .._common import length
 from .._shapes import pooled_shapes
 from .._windows import spatial
-from ..sampling import grid_sample_16, grid_sample_16_decomposition
+from ..sampling import grid_sample_16_decomposition
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft
 
 LOWEST = float(np.finfo(np.float32).min)
 
 
 @microsoft("GridSample", 1, widen=False, traits=("rank_of_first",))
-def ms_grid_sample(
-    xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
-) -> Array:
+def ms_grid_sample(op: Op, x: V, grid: V, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros") -> V:
     """Sample an image at the places of a grid, as GridSample-16."""
+    return grid_sample_16_decomposition(op, x, grid, align_corners, mode, padding_mode)
+
+
+@ms_grid_sample.accepts
+def ms_grid_sample_accepts(x: Array, grid: Array) -> None:
     if not (dtypes.is_float(x.dtype) and x.dtype == grid.dtype):
         kinds = f"{dtypes.onnx_name(x.dtype)} and {dtypes.onnx_name(grid.dtype)}"
         raise OperatorError(f"X and Grid must be floats of one type, got {kinds}", code="SX406")
-    return grid_sample_16(xp, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
-
-
-@ms_grid_sample.decomposition
-def ms_grid_sample_body(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
-    return grid_sample_16_decomposition(op, x, grid, align_corners, mode, padding_mode)
+    if x.ndim != 4:
+        raise OperatorError(f"GridSample-16 takes 4 axes, got {x.ndim}", code="SX404")
 
 
 # --- crops --------------------------------------------------------------------------------------------------------------
 
 
-def _places(xp: Xp, first: Array, last: Array, size: int, count: int) -> Array:
-    """The places along an axis of `size` pixels of `count` samples of each crop; of a single sample, the middle."""
-    if count == 1:
-        return (0.5 * (first + last) * (size - 1))[:, None]
-    scale = (last - first) * (size - 1) / (count - 1)
-    return first[:, None] * (size - 1) + xp.arange(count).astype(first.dtype) * scale[:, None]
-
-
 @microsoft("CropAndResize", 1, traits=("rank_of_first",))
 def crop_and_resize(
-    xp: Xp,
-    x: Array,
-    rois: Array,
-    batch_indices: Array,
-    crop_size: Host[Ints],
+    op: Op,
+    x: V,
+    rois: V,
+    batch_indices: V,
+    crop_size: Host[V],
     *,
     extrapolation_value: float = 0.0,
     mode: str = "bilinear",
-) -> Array:
+) -> V:
     """Sample crop_size[0] x crop_size[1] places of each region [y1, x1, y2, x2], in units of the image, with both ends.
 
     Places outside the image have extrapolation_value; mode "nearest" rounds half up.
     """
-    if mode not in ("bilinear", "nearest"):
-        raise OperatorError(f"mode must be bilinear or nearest, got {mode!r}", code="SX404")
-    if x.ndim != 4 or rois.shape != (len(batch_indices), 4) or len(crop_size) != 2 or min(crop_size) < 1:
-        raise OperatorError(
-            f"X must have 4 axes, rois the shape (R, 4), batch_indices (R,) and crop_size two positive values, got {x.shape}, "
-            f"{rois.shape}, {batch_indices.shape} and {crop_size}",
-            code="SX404",
-        )
-    limits.admit((len(rois), x.shape[1], *crop_size), x.dtype)
-    batch = xp.indices(batch_indices, x.shape[0], negative=False)
-    height, width = x.shape[2:]
-    rows = _places(xp, rois[:, 0], rois[:, 2], height, crop_size[0])[:, :, None]
-    columns = _places(xp, rois[:, 1], rois[:, 3], width, crop_size[1])[:, None, :]
-    inside = (rows >= 0) & (rows <= height - 1) & (columns >= 0) & (columns <= width - 1)
-    rows, columns = (xp.where(inside, v, 0).astype(rois.dtype) for v in (rows, columns))
-    pixels = xp.moveaxis(x, 1, 3)[batch]
-    each = xp.arange(len(rois))[:, None, None]
-
-    def at(i: Array, j: Array) -> Array:
-        return pixels[each, i.astype(np.int64), j.astype(np.int64)]
-
-    if mode == "nearest":
-        y = at(xp.floor(rows + 0.5), xp.floor(columns + 0.5))
-    else:
-        top, left = xp.floor(rows), xp.floor(columns)
-        bottom, right = xp.minimum(top + 1, height - 1), xp.minimum(left + 1, width - 1)
-        down, along = (rows - top)[..., None], (columns - left)[..., None]
-        upper = at(top, left) + (at(top, right) - at(top, left)) * along
-        lower = at(bottom, left) + (at(bottom, right) - at(bottom, left)) * along
-        y = upper + (lower - upper) * down
-    y = xp.where(inside[..., None], y, xp.asarray(extrapolation_value).astype(x.dtype))
-    return xp.moveaxis(y, 3, 1)
-
-
-@crop_and_resize.shapes
-def crop_and_resize_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
-    x, rois, size = known.shape(call.inputs[0]), known.shape(call.inputs[1]), known.sizes(call.inputs[3])
-    if x is None or rois is None or len(x) != 4 or not rois:
-        return None
-    each = size if isinstance(size, tuple) and len(size) == 2 else (known.fresh(), known.fresh())
-    return (rois[0], x[1], *each)
-
-
-@crop_and_resize.decomposition
-def crop_and_resize_body(op: Op, x: V, rois: V, batch_indices: V, crop_size: V, extrapolation_value: float, mode: str) -> V:
-    """The four pixels around each place by one index over all images, weighed by their distances."""
     code = dtypes.onnx_code(np.int64)
     sizes = [length(op, x, 2), length(op, x, 3)]
-    counts = op.Split(op.Cast(crop_size, to=code), axis=0, num_outputs=2, outputs=2)
+    counts = op.Split(op.Reshape(op.Cast(crop_size, to=code), [-1]), axis=0, num_outputs=2, outputs=2)
     ends = op.Split(rois, axis=1, num_outputs=4, outputs=4)
     places, inside = [], []
     for axis in range(2):
@@ -144,61 +89,51 @@ def crop_and_resize_body(op: Op, x: V, rois: V, batch_indices: V, crop_size: V, 
     return op.Transpose(y, perm=[0, 3, 1, 2])
 
 
+@crop_and_resize.accepts
+def crop_and_resize_accepts(xp: Xp, x: Array, rois: Array, batch_indices: Array, crop_size: Array, mode: str) -> None:
+    if mode not in ("bilinear", "nearest"):
+        raise OperatorError(f"mode must be bilinear or nearest, got {mode!r}", code="SX404")
+    sizes = crop_size.reshape(-1).tolist()
+    if x.ndim != 4 or rois.shape != (len(batch_indices), 4) or len(sizes) != 2 or min(sizes) < 1:
+        raise OperatorError(
+            f"X must have 4 axes, rois the shape (R, 4), batch_indices (R,) and crop_size two positive values, got {x.shape}, "
+            f"{rois.shape}, {batch_indices.shape} and {tuple(sizes)}",
+            code="SX404",
+        )
+    limits.admit((len(rois), x.shape[1], *sizes), x.dtype)
+    xp.indices(batch_indices, x.shape[0], negative=False)
+
+
+@crop_and_resize.shapes
+def crop_and_resize_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    x, rois, size = known.shape(call.inputs[0]), known.shape(call.inputs[1]), known.sizes(call.inputs[3])
+    if x is None or rois is None or len(x) != 4 or not rois:
+        return None
+    each = size if isinstance(size, tuple) and len(size) == 2 else (known.fresh(), known.fresh())
+    return (rois[0], x[1], *each)
+
+
 # --- pooling under a mask -------------------------------------------------------------------------------------------------
 
 
 @microsoft("MaxpoolWithMask", 1, traits=("rank_of_first",))
 def maxpool_with_mask(
-    xp: Xp,
-    x: Array,
-    m: Array,
+    op: Op,
+    x: V,
+    m: V,
     *,
     auto_pad: str = "NOTSET",
     kernel_shape: Ints | None = None,
     pads: Ints | None = None,
     storage_order: int = 0,
     strides: Ints | None = None,
-) -> Array:
+) -> V:
     """Pool the values that the mask keeps; a window without one has float32's lowest value.
 
     In each row of a window the values from the first masked one on are left out; the first cell of an image is never masked, but
     that of a line is.
     """
-    sizes = spatial(x)
-    if not kernel_shape:
-        raise OperatorError("the attribute kernel_shape must be present", code="SX404")
-    if m.shape != (1, 1, *sizes):
-        raise OperatorError(f"the mask must have shape {(1, 1, *sizes)}, got {m.shape}", code="SX404")
-    at = windows(sizes, kernel_shape, strides, pads, None, auto_pad)
-    rank = len(sizes)
-    kept = m != 0
-    if rank > 1:
-        kept[(0, 0, *(0,) * rank)] = True
-    values = xp.where(x > LOWEST, x, LOWEST).astype(x.dtype)  # NaN is never larger
-    ends = [
-        max((c - 1) * s + k - b - n, 0) for c, s, k, b, n in zip(at.counts, at.strides, at.kernel, at.begins, sizes, strict=True)
-    ]
-    frame = [(0, 0), (0, 0), *zip(at.begins, ends, strict=True)]
-    axes = tuple(range(2, 2 + rank))
-
-    def seen(array: Array, value: Any) -> Array:
-        padded = xp.pad(array, frame, constant_values=value)
-        every = xp.windows(padded, at.kernel, axes)
-        cut = (slice(None, (c - 1) * s + 1, s) for c, s in zip(at.counts, at.strides, strict=True))
-        return every[(slice(None), slice(None), *cut)]
-
-    alive = xp.cumprod(seen(kept, True).astype(np.int8), axis=-1) != 0
-    limits.admit((*x.shape[:2], *at.counts, *at.kernel), x.dtype)
-    found = xp.where(alive, seen(values, LOWEST), np.float32(LOWEST))
-    return found.max(axis=tuple(range(-rank, 0)))
-
-
-maxpool_with_mask.shapes(pooled_shapes)
-
-
-@maxpool_with_mask.decomposition
-def maxpool_with_mask_body(op: Op, x: V, m: V, auto_pad: str, kernel_shape: Ints, pads: Ints | None, strides: Ints | None) -> V:
-    """One slice for each cell of a window."""
+    assert kernel_shape is not None
     rank = len(kernel_shape)
     strides = tuple(strides or (1,) * rank)
     axes = list(range(2, 2 + rank))
@@ -211,7 +146,7 @@ def maxpool_with_mask_body(op: Op, x: V, m: V, auto_pad: str, kernel_shape: Ints
         around = op.Concat(*((small, large) if auto_pad == "SAME_UPPER" else (large, small)), axis=0)
     else:
         around = op.constant(pads if pads and auto_pad in ("NOTSET", "") else (0,) * 2 * rank, np.int64)
-    low = op.constant(LOWEST, np.float32)
+    low = op.constant(LOWEST, op.dtype(x))
     kept = op.Cast(m, to=dtypes.onnx_code(np.bool_))
     if rank > 1:
         cells = op.Reshape(op.Range(0, op.ReduceProd(op.Shape(x, start=2), keepdims=0), 1), op.Shape(m))
@@ -234,3 +169,18 @@ def maxpool_with_mask_body(op: Op, x: V, m: V, auto_pad: str, kernel_shape: Ints
             one = op.Where(alive, cell(values, (*row, last)), low)
             y = one if y is None else op.Max(y, one)
     return y
+
+
+@maxpool_with_mask.accepts
+def maxpool_with_mask_accepts(
+    x: Array, m: Array, auto_pad: str, kernel_shape: Ints | None, pads: Ints | None, strides: Ints | None
+) -> None:
+    sizes = spatial(x)
+    if not kernel_shape:
+        raise OperatorError("the attribute kernel_shape must be present", code="SX404")
+    if m.shape != (1, 1, *sizes):
+        raise OperatorError(f"the mask must have shape {(1, 1, *sizes)}, got {m.shape}", code="SX404")
+    windows(sizes, kernel_shape, strides, pads, None, auto_pad)
+
+
+maxpool_with_mask.shapes(pooled_shapes)

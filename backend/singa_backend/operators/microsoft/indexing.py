@@ -11,48 +11,35 @@ from ... import dtypes, limits
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, valid_axes
 from .._common import axis_of, length
-from ..creation import range_, trilu
-from ..gather import gather, gather_nd
-from ..order import unique
-from ..pad_slice import pad, pad_shapes
-from ..shape import unsqueeze
-from ._api import Array, Host, Ints, Op, V, Xp, microsoft
+from ..pad_slice import pad_shapes
+from ._api import Array, Host, Op, V, Xp, microsoft
 
 
 @microsoft("Trilu", 1, widen=False, traits=("moves", "shape_of_first"))
-def ms_trilu(xp: Xp, x: Array, k: Host[int] = 0, *, upper: int = 1) -> Array:
+def ms_trilu(op: Op, x: V, k: Host[V] = 0, *, upper: int = 1) -> V:
     """Keep the upper or the lower triangle of each matrix, as Trilu-14."""
-    return trilu(xp, x, k, upper=upper)
-
-
-@ms_trilu.decomposition
-def ms_trilu_body(op: Op, x: V, k: V, upper: int) -> V:
     return op.Trilu(x, k if op.is_value(k) else None, upper=upper)
 
 
 @microsoft("GatherND", 1, widen=False, traits=("keeps_finite", "moves"))
-def ms_gather_nd(xp: Xp, data: Array, indices: Array) -> Array:
+def ms_gather_nd(op: Op, data: V, indices: V) -> V:
     """Gather slices, as GatherND-13 without axes of a batch."""
-    return gather_nd(xp, data, indices)
-
-
-@ms_gather_nd.decomposition
-def ms_gather_nd_body(op: Op, data: V, indices: V) -> V:
     return op.GatherND(data, indices if op.dtype(indices) == np.int64 else op.Cast(indices, to=dtypes.onnx_code(np.int64)))
 
 
 @microsoft("Pad", 1, widen=False, traits=("rank_of_first", "keeps_finite", "moves"))
-def ms_pad(xp: Xp, data: Array, pads: Host[Ints], value: Array | None = None, *, mode: str = "constant") -> Array:
+def ms_pad(op: Op, data: V, pads: Host[V], value: V | None = None, *, mode: str = "constant") -> V:
     """Pad as Pad-25; `pads` may have a first axis of 1."""
-    return pad(xp, data, pads, value, mode=mode, version=25)
+    return op.Pad(data, op.Reshape(pads, [-1]), None if value is None else _scalar(op, value), mode=mode)
+
+
+@ms_pad.accepts
+def ms_pad_accepts(value: Array | None) -> None:
+    if value is not None and value.size != 1:
+        raise OperatorError(f"constant_value must hold one value, got shape {value.shape}", code="SX404")
 
 
 ms_pad.shapes(pad_shapes)
-
-
-@ms_pad.decomposition
-def ms_pad_body(op: Op, data: V, pads: V, value: V | None, mode: str) -> V:
-    return op.Pad(data, op.Reshape(pads, [-1]), None if value is None else _scalar(op, value), mode=mode)
 
 
 def _scalar(op: Op, x: V) -> V:
@@ -60,30 +47,34 @@ def _scalar(op: Op, x: V) -> V:
 
 
 @microsoft("Range", 1, widen=False, traits=("rank_one", "moves"))
-def ms_range(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray] | None = None) -> Array:
+def ms_range(op: Op, start: Host[V], limit: Host[V], delta: Host[V] | None = None) -> V:
     """Count from start to limit, as Range-27; an absent delta is 1."""
-    return range_(xp, start, limit, np.ones((), start.dtype) if delta is None else delta)
-
-
-@ms_range.decomposition
-def ms_range_body(op: Op, start: V, limit: V, delta: V | None) -> V:
     step = op.constant(1, op.dtype(start)) if delta is None else _scalar(op, delta)
     return op.Range(_scalar(op, start), _scalar(op, limit), step)
 
 
+@ms_range.accepts
+def ms_range_accepts(start: Array, limit: Array, delta: Array | None) -> None:
+    step = start if delta is None else delta
+    if not start.size == limit.size == step.size == 1:
+        shapes = f"{start.shape}, {limit.shape} and {() if delta is None else delta.shape}"
+        raise OperatorError(f"start, limit and delta must be scalars, got shapes {shapes}", code="SX404")
+
+
 @microsoft("ExpandDims", 1, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "view"))
-def expand_dims(xp: Xp, x: Array, axis: Host[int]) -> Array:
+def expand_dims(op: Op, x: V, axis: Host[V]) -> V:
     """Insert an axis of size 1; a negative axis is counted in the result."""
-    return unsqueeze(xp, x, (axis,))
-
-
-@expand_dims.decomposition
-def expand_dims_body(op: Op, x: V, axis: V) -> V:
     y = op.Unsqueeze(x, op.Reshape(op.Cast(axis, to=dtypes.onnx_code(np.int64)), [1]))
     shape = op.shape(x)
     if shape is None:
         return y
     return op.with_type(y, helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(x)), [None] * (len(shape) + 1)))
+
+
+@expand_dims.accepts
+def expand_dims_accepts(axis: Array) -> None:
+    if axis.size != 1:
+        raise OperatorError(f"input 'axis' must hold one value, got shape {axis.shape}", code="SX402")
 
 
 @microsoft("UnfoldTensor", 1, widen=False, traits=("keeps_finite", "moves"))
@@ -100,6 +91,16 @@ def unfold_tensor(xp: Xp, x: Array, *, dim: int = -1, size: int, step: int = 1) 
     return xp.ascontiguousarray(seen[(*(slice(None),) * axis, slice(None, None, step))])
 
 
+@unfold_tensor.decomposition
+def unfold_tensor_body(op: Op, x: V, dim: int, size: int, step: int) -> V:
+    rank = op.rank(x)
+    axis = dim % rank
+    starts = op.Range(0, op.Sub(length(op, x, axis), size - 1), step)
+    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, size, 1))
+    seen = op.Gather(x, places, axis=axis)
+    return op.Transpose(seen, perm=[i for i in range(rank + 1) if i != axis + 1] + [axis + 1])
+
+
 @unfold_tensor.shapes
 def unfold_tensor_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     shape, size, step = known.shape(call.inputs[0]), known.attribute(call, "size"), known.attribute(call, "step", 1)
@@ -112,33 +113,12 @@ def unfold_tensor_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     return (*shape[:axis], count, *shape[axis + 1 :], size)
 
 
-@unfold_tensor.decomposition
-def unfold_tensor_body(op: Op, x: V, dim: int, size: int, step: int) -> V:
-    rank = op.rank(x)
-    axis = dim % rank
-    starts = op.Range(0, op.Sub(length(op, x, axis), size - 1), step)
-    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, size, 1))
-    seen = op.Gather(x, places, axis=axis)
-    return op.Transpose(seen, perm=[i for i in range(rank + 1) if i != axis + 1] + [axis + 1])
-
-
 @microsoft("Unique", 1, widen=False)
-def ms_unique(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
+def ms_unique(op: Op, x: V) -> tuple[V, V, V]:
     """Return the different values in the order in which they occur, the place of each value in them, and how often it occurs.
 
     Each NaN differs from the others.
     """
-    if x.ndim != 1:
-        raise OperatorError(f"x must be a vector, got shape {x.shape}", code="SX404")
-    codes = x
-    if dtypes.is_float(x.dtype) or x.dtype.kind == "c":
-        codes = xp.where(xp.isnan(x), x.size + xp.arange(x.size), unique(xp, x)[2])
-    _, first, inverse, counts = unique(xp, codes, sorted=0)
-    return x[first], inverse, counts
-
-
-@ms_unique.decomposition
-def ms_unique_body(op: Op, x: V) -> tuple[V, V, V]:
     codes = x
     if dtypes.is_float(op.dtype(x)):
         same = op.Unique(x, outputs=3)[2]
@@ -148,14 +128,15 @@ def ms_unique_body(op: Op, x: V) -> tuple[V, V, V]:
     return op.Gather(x, first), inverse, counts
 
 
+@ms_unique.accepts
+def ms_unique_accepts(x: Array) -> None:
+    if x.ndim != 1:
+        raise OperatorError(f"x must be a vector, got shape {x.shape}", code="SX404")
+
+
 @microsoft("SampleOp", 1, widen=False, traits=("unary", "cannot_fail", "moves"))
-def sample_op(xp: Xp, x: Array) -> Array:
+def sample_op(op: Op, x: V) -> V:
     """Return x: an example of onnxruntime's."""
-    return x
-
-
-@sample_op.decomposition
-def sample_op_body(op: Op, x: V) -> V:
     return op.Identity(x)
 
 
@@ -163,15 +144,8 @@ def sample_op_body(op: Op, x: V) -> V:
 
 
 @microsoft("TorchEmbedding", 1, widen=False, traits=("moves",), weights={0: "the table"})
-def torch_embedding(
-    xp: Xp, weight: Array, indices: Array, padding_idx: Array | None = None, scale_grad_by_freq: Array | None = None
-) -> Array:
+def torch_embedding(op: Op, weight: V, indices: V, padding_idx: V | None = None, scale_grad_by_freq: V | None = None) -> V:
     """Gather rows; the last two inputs change the gradient only."""
-    return gather(xp, weight, indices)
-
-
-@torch_embedding.decomposition
-def torch_embedding_body(op: Op, weight: V, indices: V) -> V:
     return op.Gather(weight, indices)
 
 

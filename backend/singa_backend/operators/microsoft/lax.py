@@ -10,35 +10,22 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...devices.composed import mean as mean_of
 from ...errors import OperatorError
 from .._common import axis_of
 from .._flops import each_input
-from ..activation import softplus
-from ..normalization import layer_normalization, layer_normalization_decomposition, rms_normalization
-from ..pad_slice import slice_
-from ._api import Array, Host, Ints, Op, V, Wanted, Xp, lax
+from ..normalization import fits, layer_normalization_decomposition
+from ._api import Array, Host, Ints, Op, V, Wanted, lax
 
 
 @lax("Affine", 1, traits=("unary", "cannot_fail", "finite"))
-def affine(xp: Xp, x: Array, *, alpha: float = 1.0, beta: float = 0.0) -> Array:
+def affine(op: Op, x: V, *, alpha: float = 1.0, beta: float = 0.0) -> V:
     """Compute alpha * x + beta."""
-    return alpha * x + beta
-
-
-@affine.decomposition
-def affine_body(op: Op, x: V, alpha: float, beta: float) -> V:
     return op.Add(op.Mul(x, alpha), beta)
 
 
 @lax("Scale", 1, traits=("unary", "cannot_fail", "finite"))
-def scale(xp: Xp, x: Array, *, scale: float = 1.0) -> Array:
+def scale(op: Op, x: V, *, scale: float = 1.0) -> V:
     """Compute scale * x."""
-    return scale * x
-
-
-@scale.decomposition
-def scale_body(op: Op, x: V, scale: float) -> V:
     return op.Mul(x, scale)
 
 
@@ -50,51 +37,46 @@ def _given(alpha: float | None, beta: float | None) -> tuple[float, float]:
 
 
 @lax("ParametricSoftplus", 1, traits=("unary", "finite"))
-def parametric_softplus(xp: Xp, x: Array, *, alpha: float | None = None, beta: float | None = None) -> Array:
+def parametric_softplus(op: Op, x: V, *, alpha: float | None = None, beta: float | None = None) -> V:
     """Compute alpha * softplus(beta * x)."""
-    alpha, beta = _given(alpha, beta)
-    return alpha * softplus(xp, beta * x)
-
-
-@parametric_softplus.decomposition
-def parametric_softplus_body(op: Op, x: V, alpha: float | None, beta: float | None) -> V:
     alpha, beta = _given(alpha, beta)
     return op.Mul(op.Softplus(op.Mul(x, beta)), alpha)
 
 
 @lax("ScaledTanh", 1, traits=("unary", "finite"))
-def scaled_tanh(xp: Xp, x: Array, *, alpha: float | None = None, beta: float | None = None) -> Array:
+def scaled_tanh(op: Op, x: V, *, alpha: float | None = None, beta: float | None = None) -> V:
     """Compute alpha * tanh(beta * x)."""
-    alpha, beta = _given(alpha, beta)
-    return alpha * xp.tanh(beta * x)
-
-
-@scaled_tanh.decomposition
-def scaled_tanh_body(op: Op, x: V, alpha: float | None, beta: float | None) -> V:
     alpha, beta = _given(alpha, beta)
     return op.Mul(op.Tanh(op.Mul(x, beta)), alpha)
 
 
 @lax("ImageScaler", 1, traits=("shape_of_first", "finite"))
-def image_scaler(xp: Xp, x: Array, *, bias: tuple[float, ...] | None = None, scale: float = 1.0) -> Array:
+def image_scaler(op: Op, x: V, *, bias: tuple[float, ...] | None = None, scale: float = 1.0) -> V:
     """Compute scale * x + bias[c] of images N x C x H x W."""
-    _images(x)
-    if bias is None or len(bias) != x.shape[1]:
-        found = None if bias is None else len(bias)
-        raise OperatorError(f"bias must hold one number for each of {x.shape[1]} channels, got {found}", code="SX404")
-    return scale * x + xp.asarray(np.array(bias, x.dtype)).reshape(-1, 1, 1)
-
-
-@image_scaler.decomposition
-def image_scaler_body(op: Op, x: V, bias: tuple[float, ...] | None, scale: float) -> V:
     shift = op.constant(np.array(bias or (), np.float64).reshape(-1, 1, 1), op.dtype(x))
     return op.Add(op.Mul(x, scale), shift)
 
 
+@image_scaler.accepts
+def image_scaler_accepts(x: Array, bias: tuple[float, ...] | None) -> None:
+    _check_images(x)
+    if bias is None or len(bias) != x.shape[1]:
+        found = None if bias is None else len(bias)
+        raise OperatorError(f"bias must hold one number for each of {x.shape[1]} channels, got {found}", code="SX404")
+
+
 @lax("Crop", 1, widen=False, traits=("rank_of_first", "moves", "elements_of_first"))
-def crop(xp: Xp, x: Array, *, border: Ints | None = None, scale: Ints | None = None) -> Array:
+def crop(op: Op, x: V, *, border: Ints | None = None, scale: Ints | None = None) -> V:
     """Remove `border` (left, top, right, bottom) from images; with `scale`, keep that height and width from the left top."""
-    _images(x)
+    assert border is not None
+    left, top, right, bottom = border
+    ends = [top + scale[0], left + scale[1]] if scale else [-bottom or 2**62, -right or 2**62]
+    return op.Slice(x, [top, left], ends, [2, 3])
+
+
+@crop.accepts
+def crop_accepts(x: Array, border: Ints | None, scale: Ints | None) -> None:
+    _check_images(x)
     if border is None or len(border) != 4 or (scale and len(scale) != 2):
         raise OperatorError(f"border must hold 4 numbers and scale 2, got {border} and {scale}", code="SX404")
     left, top, right, bottom = border
@@ -102,31 +84,17 @@ def crop(xp: Xp, x: Array, *, border: Ints | None = None, scale: Ints | None = N
     ends = (top + scale[0], left + scale[1]) if scale else (height - bottom, width - right)
     if height < max(top + bottom, ends[0]) or width < max(left + right, ends[1]):
         raise OperatorError(f"border {border} and scale {scale} are larger than an image of {x.shape}", code="SX404")
-    return x[:, :, top : ends[0], left : ends[1]]
 
 
-@crop.decomposition
-def crop_body(op: Op, x: V, border: Ints, scale: Ints | None) -> V:
-    left, top, right, bottom = border
-    ends = [top + scale[0], left + scale[1]] if scale else [-bottom or 2**62, -right or 2**62]
-    return op.Slice(x, [top, left], ends, [2, 3])
-
-
-def _images(x: Array) -> None:
+def _check_images(x: Array) -> None:
     """Raise OperatorError unless x is images N x C x H x W."""
     if x.ndim != 4:
         raise OperatorError(f"images must have shape N x C x H x W, got {x.shape}", code="SX404")
 
 
 @lax("DynamicSlice", 1, widen=False, traits=("rank_of_first", "moves", "elements_of_first", "keeps_weights"))
-def dynamic_slice(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None) -> Array:
+def dynamic_slice(op: Op, x: V, starts: Host[V], ends: Host[V], axes: Host[V] | None = None) -> V:
     """Slice along `axes`, as Slice of opset 10 without steps."""
-    sliced: Array = slice_(xp, x, starts, ends, axes)
-    return sliced
-
-
-@dynamic_slice.decomposition
-def dynamic_slice_body(op: Op, x: V, starts: V, ends: V, axes: V | None) -> V:
     return op.Slice(x, starts, ends, axes)
 
 
@@ -135,20 +103,9 @@ def dynamic_slice_body(op: Op, x: V, starts: V, ends: V, axes: V | None) -> V:
 
 @lax("LayerNormalization", 1, traits=("shape_of_first", "norm"), weights={1: "the scale", 2: "the bias"})
 def early_layer_normalization(
-    xp: Xp, x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> tuple[Array, Array, Array]:
-    """Return LayerNormalization of opset 17, whose result has the dtype of the scale here."""
-    y, mean, inverse = layer_normalization(xp, x, scale, b, axis=axis, epsilon=epsilon, stash_type=stash_type)
-    return y, mean, inverse
-
-
-early_layer_normalization.flops(each_input(8))
-
-
-@early_layer_normalization.decomposition
-def early_layer_normalization_body(
-    op: Op, x: V, scale: V, b: V | None, axis: int, epsilon: float, stash_type: int, wanted: Wanted
+    op: Op, x: V, scale: V, b: V | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, wanted: Wanted
 ) -> tuple[V, ...]:
+    """Return LayerNormalization of opset 17, whose result has the dtype of the scale here."""
     how: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "stash_type": stash_type}
     first, second = scale, b
     if mixed := op.dtype(x) != op.dtype(scale):  # ONNX's operator has one dtype
@@ -165,23 +122,22 @@ def early_layer_normalization_body(
     return y, *rest
 
 
+@early_layer_normalization.accepts
+def early_layer_normalization_accepts(x: Array, scale: Array, b: Array | None, axis: int) -> None:
+    axis_of(axis, x.ndim)
+    fits(scale.shape, x.shape, "Scale")
+    if b is not None:
+        fits(b.shape, x.shape, "B")
+
+
+early_layer_normalization.flops(each_input(8))
+
+
 @lax("SimplifiedLayerNormalization", 1, traits=("shape_of_first", "norm"), weights={1: "the scale"})
 def simplified_layer_normalization(
-    xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> tuple[Array, Array]:
-    """Return RMSNormalization, and the inverse root of the mean square in `stash_type`."""
-    y = rms_normalization(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
-    square = mean_of(xp, x * x, tuple(range(axis_of(axis, x.ndim), x.ndim)))
-    return y, (1 / xp.sqrt(square + epsilon)).astype(dtypes.numpy_dtype(stash_type))
-
-
-simplified_layer_normalization.flops(each_input(8))
-
-
-@simplified_layer_normalization.decomposition
-def simplified_layer_normalization_body(
-    op: Op, x: V, scale: V, axis: int, epsilon: float, stash_type: int, wanted: Wanted
+    op: Op, x: V, scale: V, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, wanted: Wanted
 ) -> tuple[V, ...]:
+    """Return RMSNormalization, and the inverse root of the mean square in `stash_type`."""
     wide = x if op.dtype(x).itemsize >= op.dtype(scale).itemsize else scale  # onnx infers one type of both inputs
     y = op.RMSNormalization(op.cast(x, wide), op.cast(scale, wide), axis=axis, epsilon=epsilon, stash_type=stash_type)
     y = op.cast(y, scale)
@@ -191,3 +147,6 @@ def simplified_layer_normalization_body(
     axes = list(range(axis % op.rank(x), op.rank(x)))
     inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(z, z), axes, keepdims=1), epsilon)))
     return y, op.Cast(inverse, to=stash_type)
+
+
+simplified_layer_normalization.flops(each_input(8))

@@ -6,35 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from ... import dtypes
-from ...devices.composed import mean as mean_of
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape
 from .._flops import each_input
-from ..normalization import layer_normalization
 from ._api import Array, Op, V, Wanted, Xp, microsoft
+from .gates import single
 
 
-def _residual(x: Array, skip: Array, bias: Array | None) -> Array:
-    """Return x + skip + bias; raise OperatorError unless skip has the last axes of x."""
+def _check_residual(x: Array, skip: Array, bias: Array | None, **vectors: Array | None) -> None:
+    """Raise OperatorError unless skip has the last axes of x, and bias and the vectors its last one."""
     samples = (x.shape[1:], (1, *x.shape[1:])) if x.ndim == 3 else ()
     if x.ndim not in (2, 3) or skip.shape not in (x.shape, *samples):
         raise OperatorError(
             f"input must have 2 or 3 axes and skip its shape, or that of one sample, got {x.shape} and {skip.shape}", code="SX404"
         )
-    total = x + skip
-    return total if bias is None else total + _vector(bias, x, "bias")
+    _check_vectors(x.shape[-1:], bias=bias, **vectors)
 
 
-def _vector(v: Array, x: Array, name: str) -> Array:
-    """Return v; raise OperatorError unless it is a vector of the size of the last axis of x."""
-    if v.shape != x.shape[-1:]:
-        raise OperatorError(f"{name} must have shape {x.shape[-1:]}, got {v.shape}", code="SX404")
-    return v
+def _check_vectors(shape: tuple[int, ...], **vectors: Array | None) -> None:
+    """Raise OperatorError unless the vectors that are present have this shape."""
+    for name, v in vectors.items():
+        if v is not None and v.shape != shape:
+            raise OperatorError(f"{name} must have shape {shape}, got {v.shape}", code="SX404")
 
 
 def _residual_in(op: Op, x: V, skip: V, bias: V | None) -> V:
-    """`_residual` in ONNX operators."""
+    """Return x + skip + bias."""
     total = op.Add(x, skip)
     return total if bias is None else op.Add(total, bias)
 
@@ -44,65 +41,49 @@ def _residual_in(op: Op, x: V, skip: V, bias: V | None) -> V:
 
 @microsoft("SkipLayerNormalization", 1, traits=("shape_of_first",), weights={2: "the scale", 3: "the bias"})
 def skip_layer_normalization(
-    xp: Xp,
-    x: Array,
-    skip: Array,
-    gamma: Array,
-    beta: Array | None = None,
-    bias: Array | None = None,
+    op: Op,
+    x: V,
+    skip: V,
+    gamma: V,
+    beta: V | None = None,
+    bias: V | None = None,
     *,
     epsilon: float = 1e-12,
-) -> tuple[Array, ...]:
-    """Normalize x + skip + bias; returns y, the mean, the inverse standard deviation and the sum."""
-    total = _residual(x, skip, bias)
-    last = (total.ndim - 1,)
-    mean = mean_of(xp, total, last)
-    centred = total - mean
-    inverse = 1 / xp.sqrt(mean_of(xp, centred * centred, last) + epsilon)
-    y = centred * inverse * _vector(gamma, x, "gamma")
-    return y if beta is None else y + _vector(beta, x, "beta"), mean, inverse, total
-
-
-skip_layer_normalization.flops(each_input(10))
-
-
-@skip_layer_normalization.decomposition
-def skip_layer_normalization_body(
-    op: Op, x: V, skip: V, gamma: V, beta: V | None, bias: V | None, epsilon: float, wanted: Wanted
+    wanted: Wanted,
 ) -> tuple[V, ...]:
+    """Normalize x + skip + bias; returns y, the mean, the inverse standard deviation and the sum."""
     total = _residual_in(op, x, skip, bias)
     made = op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon, outputs=min(len(wanted), 3))
     return (*(made if len(wanted) > 1 else [made]), *[total][: max(len(wanted) - 3, 0)])
 
 
+@skip_layer_normalization.accepts
+def skip_layer_normalization_accepts(x: Array, skip: Array, gamma: Array, beta: Array | None, bias: Array | None) -> None:
+    _check_residual(x, skip, bias, gamma=gamma, beta=beta)
+
+
+skip_layer_normalization.flops(each_input(10))
+
+
 @microsoft("SkipSimplifiedLayerNormalization", 1, traits=("shape_of_first",), weights={2: "the scale"})
 def skip_simplified_layer_normalization(
-    xp: Xp, x: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-12
-) -> tuple[Array, ...]:
-    """Divide x + skip + bias by its root mean square; returns y, zeros in place of a mean, the inverse root and the sum."""
-    total = _residual(x, skip, bias)
-    inverse = 1 / xp.sqrt(mean_of(xp, total * total, (total.ndim - 1,)) + epsilon)
-    return total * inverse * _vector(gamma, x, "gamma"), xp.zeros_like(inverse), inverse, total
-
-
-skip_simplified_layer_normalization.flops(each_input(8))
-
-
-@skip_simplified_layer_normalization.decomposition
-def skip_simplified_layer_normalization_body(
-    op: Op, x: V, skip: V, gamma: V, bias: V | None, epsilon: float, wanted: Wanted
+    op: Op, x: V, skip: V, gamma: V, bias: V | None = None, *, epsilon: float = 1e-12, wanted: Wanted
 ) -> tuple[V, ...]:
+    """Divide x + skip + bias by its root mean square; returns y, zeros in place of a mean, the inverse root and the sum."""
     total = _residual_in(op, x, skip, bias)
     y = op.RMSNormalization(total, gamma, axis=-1, epsilon=epsilon)
-    if len(wanted) < 2:
-        return (y,)
-    inverse = _inverse_root(op, _single(op, total), epsilon)
+    if not any(wanted[1:3]):
+        return y, None, None, total
+    inverse = _inverse_root(op, single(op, total), epsilon)
     return y, op.zeros_like(inverse), inverse, total
 
 
-def _single(op: Op, x: V) -> V:
-    """Return x in float32, if its dtype is narrower."""
-    return op.Cast(x, to=dtypes.onnx_code(np.float32)) if op.dtype(x) in dtypes.NARROW_FLOATS else x
+@skip_simplified_layer_normalization.accepts
+def skip_simplified_layer_normalization_accepts(x: Array, skip: Array, gamma: Array, bias: Array | None) -> None:
+    _check_residual(x, skip, bias, gamma=gamma)
+
+
+skip_simplified_layer_normalization.flops(each_input(8))
 
 
 def _inverse_root(op: Op, x: V, epsilon: float) -> V:
@@ -116,6 +97,36 @@ def _inverse_root(op: Op, x: V, epsilon: float) -> V:
 @microsoft("EmbedLayerNormalization", 1,
            weights={2: "the words", 3: "the positions", 4: "the segments", 5: "the scale", 6: "the bias"})  # fmt: skip
 def embed_layer_normalization(
+    op: Op,
+    input_ids: V,
+    segment_ids: V | None,
+    word_embedding: V,
+    position_embedding: V,
+    segment_embedding: V | None,
+    gamma: V,
+    beta: V,
+    mask: V | None = None,
+    position_ids: V | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int | None = None,
+) -> tuple[V, V, V]:
+    """Normalize the sum of embeddings of words, positions and segments; returns also the sums of the mask, and the sum.
+
+    The sums of the mask are the lengths of sequences that are padded on the right; without a mask they are 0.
+    """
+    if position_ids is None:
+        position_ids = op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(input_ids, start=1, end=2), [0]), 1), [0])
+    total = op.Add(op.Gather(word_embedding, input_ids), op.Gather(position_embedding, position_ids))
+    if segment_ids is not None:
+        total = op.Add(total, op.Gather(segment_embedding, segment_ids))
+    y = op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
+    counted = op.ReduceSum(op.Mul(input_ids, 0) if mask is None else mask, [1], keepdims=0)
+    return y, counted, total
+
+
+@embed_layer_normalization.accepts
+def embed_layer_normalization_accepts(
     xp: Xp,
     input_ids: Array,
     segment_ids: Array | None,
@@ -124,38 +135,29 @@ def embed_layer_normalization(
     segment_embedding: Array | None,
     gamma: Array,
     beta: Array,
-    mask: Array | None = None,
-    position_ids: Array | None = None,
-    *,
-    epsilon: float = 1e-12,
-    mask_index_type: int | None = None,
-) -> tuple[Array, Array, Array]:
-    """Normalize the sum of embeddings of words, positions and segments; returns also the sums of the mask, and the sum.
-
-    The sums of the mask are the lengths of sequences that are padded on the right; without a mask they are 0.
-    """
+    mask: Array | None,
+    position_ids: Array | None,
+) -> None:
+    """Negative and too large ids are an error."""
     if input_ids.ndim != 2:
         raise OperatorError(f"input_ids must have shape batch x sequence, got {input_ids.shape}", code="SX404")
     if (segment_ids is None) != (segment_embedding is None):
         raise OperatorError("segment_ids and segment_embedding must be present together", code="SX407")
-    batch, sequence = input_ids.shape
+    sequence = input_ids.shape[1]
     if position_ids is None:
         if sequence > len(position_embedding):
             what = f"a sequence must have at most {len(position_embedding)} positions, the rows of position_embedding"
             raise OperatorError(f"{what}, got {sequence}", code="SX401")
-        positions = position_embedding[:sequence]
     else:
         _same_ids(position_ids, input_ids, "position_ids", rows=True)
-        positions = _rows(xp, position_embedding, position_ids)
-    total = _rows(xp, word_embedding, input_ids) + positions
+        xp.indices(position_ids, position_embedding.shape[0], negative=False)
+    xp.indices(input_ids, word_embedding.shape[0], negative=False)
     if segment_ids is not None and segment_embedding is not None:
         _same_ids(segment_ids, input_ids, "segment_ids")
-        total = total + _rows(xp, segment_embedding, segment_ids)
-    y, *_ = layer_normalization(xp, total, _vector(gamma, total, "gamma"), _vector(beta, total, "beta"), epsilon=epsilon)
-    if mask is None:
-        return y, xp.zeros(batch, dtype=input_ids.dtype), total
-    _same_ids(mask, input_ids, "mask")
-    return y, mask.sum(axis=1).astype(mask.dtype), total
+        xp.indices(segment_ids, segment_embedding.shape[0], negative=False)
+    _check_vectors(word_embedding.shape[1:], gamma=gamma, beta=beta)
+    if mask is not None:
+        _same_ids(mask, input_ids, "mask")
 
 
 @embed_layer_normalization.shapes
@@ -173,88 +175,8 @@ def _same_ids(ids: Array, words: Array, name: str, rows: bool = False) -> None:
         raise OperatorError(f"{name} must have shape {words.shape}, got {ids.shape}", code="SX404")
 
 
-def _rows(xp: Xp, table: Array, ids: Array) -> Array:
-    """Return the rows of a table; negative and too large numbers are an error."""
-    found: Array = table[xp.indices(ids, table.shape[0], negative=False)]
-    return found
-
-
-@embed_layer_normalization.decomposition
-def embed_layer_normalization_body(
-    op: Op,
-    input_ids: V,
-    segment_ids: V | None,
-    word_embedding: V,
-    position_embedding: V,
-    segment_embedding: V | None,
-    gamma: V,
-    beta: V,
-    mask: V | None,
-    position_ids: V | None,
-    epsilon: float,
-) -> tuple[V, V, V]:
-    if position_ids is None:
-        position_ids = op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(input_ids, start=1, end=2), [0]), 1), [0])
-    total = op.Add(op.Gather(word_embedding, input_ids), op.Gather(position_embedding, position_ids))
-    if segment_ids is not None:
-        total = op.Add(total, op.Gather(segment_embedding, segment_ids))
-    y = op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
-    counted = op.ReduceSum(op.Mul(input_ids, 0) if mask is None else mask, [1], keepdims=0)
-    return y, counted, total
-
-
 @microsoft("QEmbedLayerNormalization", 1)
 def quantized_embed_layer_normalization(
-    xp: Xp,
-    input_ids: Array,
-    segment_ids: Array | None,
-    word_embedding: Array,
-    position_embedding: Array,
-    segment_embedding: Array | None,
-    gamma: Array,
-    beta: Array,
-    mask: Array | None,
-    word_embedding_scale: Array,
-    position_embedding_scale: Array,
-    segment_embedding_scale: Array | None,
-    gamma_scale: Array,
-    beta_scale: Array,
-    word_embedding_zero_point: Array,
-    position_embedding_zero_point: Array,
-    segment_embedding_zero_point: Array | None,
-    gamma_zero_point: Array,
-    beta_zero_point: Array,
-    *,
-    epsilon: float = 1e-12,
-) -> tuple[Array, Array]:
-    """Compute EmbedLayerNormalization of tables of 8 bits, each with one scale and one zero point."""
-    tables = (
-        (word_embedding, word_embedding_scale, word_embedding_zero_point),
-        (position_embedding, position_embedding_scale, position_embedding_zero_point),
-        (segment_embedding, segment_embedding_scale, segment_embedding_zero_point),
-        (gamma, gamma_scale, gamma_zero_point),
-        (beta, beta_scale, beta_zero_point),
-    )
-    words, positions, segments, g, b = (_real(*table) for table in tables)
-    y, counted, _ = embed_layer_normalization(xp, input_ids, segment_ids, words, positions, segments, g, b, mask, epsilon=epsilon)
-    return y, counted
-
-
-def _real(q: Array | None, scale: Array | None, zero: Array | None) -> Array | None:
-    """Return (q - zero) * scale; None if there is no table."""
-    if q is None or scale is None or zero is None:
-        if q is not None:
-            raise OperatorError("a table of segments must have a scale and a zero point", code="SX407")
-        return None
-    if scale.size != 1 or zero.size != 1:
-        raise OperatorError(
-            f"a table must have one scale and one zero point, got shapes {scale.shape} and {zero.shape}", code="SX404"
-        )
-    return (q.astype(np.float32) - zero.reshape(()).astype(np.float32)) * scale.reshape(())
-
-
-@quantized_embed_layer_normalization.decomposition
-def quantized_embed_layer_normalization_body(
     op: Op,
     input_ids: V,
     segment_ids: V | None,
@@ -274,14 +196,18 @@ def quantized_embed_layer_normalization_body(
     segment_embedding_zero_point: V | None,
     gamma_zero_point: V,
     beta_zero_point: V,
-    epsilon: float,
+    *,
+    epsilon: float = 1e-12,
 ) -> tuple[V, V]:
+    """Compute EmbedLayerNormalization of tables of 8 bits, each with one scale and one zero point."""
+
     def real(q: V | None, scale: V | None, zero: V | None) -> V | None:
         if q is None:
             return None
-        return op.DequantizeLinear(q, *(op.Reshape(v, op.constant([], np.int64)) for v in (scale, zero)))
+        one_scale, one_zero = (op.Reshape(v, op.constant([], np.int64)) for v in (scale, zero))
+        return op.Mul(op.Sub(op.cast(q, one_scale), op.cast(one_zero, one_scale)), one_scale)
 
-    y, counted, _ = embed_layer_normalization_body(
+    y, counted, _ = embed_layer_normalization(
         op,
         input_ids,
         segment_ids,
@@ -292,6 +218,43 @@ def quantized_embed_layer_normalization_body(
         real(beta, beta_scale, beta_zero_point),
         mask,
         None,
-        epsilon,
+        epsilon=epsilon,
     )
     return y, counted
+
+
+@quantized_embed_layer_normalization.accepts
+def quantized_embed_layer_normalization_accepts(
+    xp: Xp,
+    input_ids: Array,
+    segment_ids: Array | None,
+    word_embedding: Array,
+    position_embedding: Array,
+    segment_embedding: Array | None,
+    gamma: Array,
+    beta: Array,
+    mask: Array | None,
+    word_embedding_scale: Array,
+    position_embedding_scale: Array,
+    segment_embedding_scale: Array | None,
+    gamma_scale: Array,
+    beta_scale: Array,
+    word_embedding_zero_point: Array,
+    position_embedding_zero_point: Array,
+    segment_embedding_zero_point: Array | None,
+    gamma_zero_point: Array,
+    beta_zero_point: Array,
+) -> None:
+    scales = [word_embedding_scale, position_embedding_scale, gamma_scale, beta_scale]
+    zeros = [word_embedding_zero_point, position_embedding_zero_point, gamma_zero_point, beta_zero_point]
+    if segment_embedding is not None:
+        if segment_embedding_scale is None or segment_embedding_zero_point is None:
+            raise OperatorError("a table of segments must have a scale and a zero point", code="SX407")
+        scales, zeros = [*scales, segment_embedding_scale], [*zeros, segment_embedding_zero_point]
+    for scale, zero in zip(scales, zeros, strict=True):
+        if scale.size != 1 or zero.size != 1:
+            raise OperatorError(
+                f"a table must have one scale and one zero point, got shapes {scale.shape} and {zero.shape}", code="SX404"
+            )
+    tables = word_embedding, position_embedding, segment_embedding
+    embed_layer_normalization_accepts(xp, input_ids, segment_ids, *tables, gamma, beta, mask, None)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 
 from ... import limits
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft, not_declared
 from ._attention import (
-    attend,
     check_bias,
-    join_heads,
+    check_match,
+    heads_of,
     op_attend,
     op_join_heads,
     op_range,
     op_size,
     op_split_heads,
-    split_heads,
-    wides,
     wrong,
 )
 from ._attention_facts import of_projection
@@ -56,17 +54,18 @@ def remove_padding_body(op: Op, input: V, sequence_token_count: V) -> list[V]:
 @microsoft("RestorePadding", 1, widen=False)
 def restore_padding(xp: Xp, input: Array, token_offset: Array) -> Array:
     """Put the tokens at their places among zeros."""
-    _check_offsets(input, token_offset)
+    _check_offsets(input.shape, token_offset)
     batch, length = token_offset.shape
     y = xp.zeros((batch * length, input.shape[1]), input.dtype)
     y[token_offset.reshape(-1)[: input.shape[0]]] = input
     return y.reshape(batch, length, input.shape[1])
 
 
-def _check_offsets(tokens: Array, token_offset: Array) -> None:
-    if tokens.ndim != 2 or token_offset.ndim != 2 or token_offset.size < tokens.shape[0]:
+def _check_offsets(tokens: Ints, token_offset: Array) -> None:
+    """Raise OperatorError unless tokens of this shape have places in sequences."""
+    if len(tokens) != 2 or token_offset.ndim != 2 or token_offset.size < tokens[0]:
         raise wrong(
-            f"the tokens and token_offset must have shapes (tokens, hidden) and (batch, length), got {tuple(tokens.shape)} and "
+            f"the tokens and token_offset must have shapes (tokens, hidden) and (batch, length), got {tokens} and "
             f"{tuple(token_offset.shape)}"
         )
 
@@ -85,21 +84,22 @@ def _op_places(op: Op, tokens: V, token_offset: V) -> V:
     return op.Cast(op.Slice(op.Reshape(token_offset, [-1]), [0], op_size(op, tokens, 0), [0]), to=7)
 
 
-def _packed(
-    xp: Xp, parts: list[Array], heads: int, token_offset: Array, sums: Array, bias: Array | None, scale: float | None
-) -> Array:
+def _check_packed(tokens: int, widths: Sequence[int], heads: int, token_offset: Array, bias: Array | None) -> None:
+    """Raise OperatorError unless queries, keys and values of these widths have heads, and the other inputs fit them."""
+    _check_offsets((tokens, widths[0]), token_offset)
+    batch, length = token_offset.shape
+    for width in widths:
+        if heads < 1 or width % heads:
+            raise wrong(
+                f"tokens must have shape (batch, length, hidden) with a multiple of {heads} heads, got {(batch, length, width)}"
+            )
+    check_bias(bias, (batch, heads, length, length))
+    q, k, v = ((batch, heads, length, width // heads) for width in widths)
+    check_match(q, k, v)
+
+
+def _packed(op: Op, parts: list[V], heads: int, token_offset: V, sums: V, bias: V, scale: float | None) -> V:
     """Return attention over the tokens of each sequence, for projected queries, keys and values of all tokens."""
-    q, k, v = (split_heads(restore_padding(xp, x, token_offset), heads, "tokens") for x in parts)
-    lengths = (sums[1:] - sums[:-1]).reshape(-1, 1, 1, 1)
-    check_bias(bias, (*q.shape[:3], q.shape[2]))
-    hidden = xp.where(xp.arange(q.shape[2]) < lengths, 0, -xp.inf).astype(q.dtype)
-    y, _, _ = attend(xp, q, k, v, hidden if bias is None else bias + hidden, scale)
-    joined = join_heads(y)
-    return joined.reshape(-1, joined.shape[2])[token_offset.reshape(-1)[: parts[0].shape[0]]]
-
-
-def _op_packed(op: Op, parts: list[V], heads: int, token_offset: V, sums: V, bias: V, scale: float | None) -> V:
-    """As `_packed`, in ONNX's operators."""
     q, k, v = (op_split_heads(op, restore_padding_body(op, x, token_offset), heads) for x in parts)
     lengths = op.Unsqueeze(op.Sub(op.Slice(sums, [1], [2**62], [0]), op.Slice(sums, [0], [-1], [0])), [1, 2, 3])
     seen = op.Less(op.Cast(op_range(op, op_size(op, q, 2)), to=6), lengths)
@@ -110,100 +110,65 @@ def _op_packed(op: Op, parts: list[V], heads: int, token_offset: V, sums: V, bia
     return op.Gather(flat, _op_places(op, parts[0], token_offset), axis=0)
 
 
-@microsoft("PackedAttention", 1, widen=False, traits=("product", "linear"), weights={1: "the weights", 2: "the bias"})
+@microsoft("PackedAttention", 1, traits=("product", "linear"), weights={1: "the weights", 2: "the bias"})
 def packed_attention(
-    xp: Xp,
-    input: Array,
-    weights: Array,
-    bias: Array,
-    token_offset: Array,
-    cumulative_sequence_length: Array,
-    attention_bias: Array | None = None,
-    *,
-    num_heads: int,
-    qkv_hidden_sizes: Ints | None = None,
-    scale: float | None = None,
-) -> Array:
-    """Compute Attention for tokens without padding."""
-    dtype = input.dtype
-    input, weights, bias, attention_bias = wides(input, weights, bias, attention_bias)
-    projected = xp.matmul(input, weights) + bias
-    sizes = qkv_hidden_sizes or (projected.shape[1] // 3,) * 3
-    if len(sizes) != 3 or sum(sizes) != projected.shape[1]:
-        raise wrong(f"qkv_hidden_sizes must be 3 sizes whose sum is {projected.shape[1]}, got {list(sizes)}")
-    ends = np.cumsum((0, *sizes)).tolist()
-    parts = [projected[:, a:b] for a, b in pairwise(ends)]
-    return _packed(xp, parts, num_heads, token_offset, cumulative_sequence_length, attention_bias, scale).astype(dtype)
-
-
-packed_attention.shapes(of_projection)
-
-
-@packed_attention.decomposition
-def packed_attention_body(
     op: Op,
     input: V,
     weights: V,
     bias: V,
     token_offset: V,
     cumulative_sequence_length: V,
-    attention_bias: V,
+    attention_bias: V | None = None,
+    *,
     num_heads: int,
-    qkv_hidden_sizes: Ints | None,
-    scale: float | None,
+    qkv_hidden_sizes: Ints | None = None,
+    scale: float | None = None,
 ) -> V:
+    """Compute Attention for tokens without padding."""
     projected = op.Add(op.MatMul(input, weights), bias)
     if qkv_hidden_sizes:
         parts = op.Split(projected, list(qkv_hidden_sizes), axis=1, outputs=3)
     else:
         parts = op.Split(projected, axis=1, num_outputs=3, outputs=3)
-    return _op_packed(op, list(parts), num_heads, token_offset, cumulative_sequence_length, attention_bias, scale)
+    return _packed(op, list(parts), num_heads, token_offset, cumulative_sequence_length, attention_bias, scale)
 
 
-@microsoft(
-    "PackedMultiHeadAttention", 1, widen=False, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"}
-)
+@packed_attention.accepts
+def packed_attention_accepts(
+    input: Array,
+    weights: Array,
+    token_offset: Array,
+    attention_bias: Array | None,
+    num_heads: int,
+    qkv_hidden_sizes: Ints | None,
+) -> None:
+    _check_offsets(input.shape, token_offset)
+    width = weights.shape[-1]
+    sizes = qkv_hidden_sizes or (width // 3,) * 3
+    if len(sizes) != 3 or sum(sizes) != width:
+        raise wrong(f"qkv_hidden_sizes must be 3 sizes whose sum is {width}, got {list(sizes)}")
+    _check_packed(len(input), sizes, num_heads, token_offset, attention_bias)
+
+
+packed_attention.shapes(of_projection)
+
+
+@microsoft("PackedMultiHeadAttention", 1, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"})
 def packed_multi_head_attention(
-    xp: Xp,
-    query: Array,
-    key: Array | None = None,
-    value: Array | None = None,
-    bias: Array | None = None,
-    token_offset: Array | None = None,
-    cumulative_sequence_length: Array | None = None,
-    attention_bias: Array | None = None,
+    op: Op,
+    query: V,
+    key: V | None = None,
+    value: V | None = None,
+    bias: V | None = None,
+    token_offset: V | None = None,
+    cumulative_sequence_length: V | None = None,
+    attention_bias: V | None = None,
     *,
     mask_filter_value: float = -10000.0,
     num_heads: int,
     scale: float | None = None,
-) -> Array:
-    """Compute MultiHeadAttention for tokens without padding; queries (tokens, heads, 3, size) have keys and values too."""
-    dtype = query.dtype
-    query, key, value, bias, attention_bias = wides(query, key, value, bias, attention_bias)
-    if query.ndim == 4:
-        parts = [query[:, :, i].reshape(query.shape[0], -1) for i in range(3)]
-    else:
-        parts = [query, key, value]
-    if bias is not None:
-        ends = np.cumsum([0, *(p.shape[1] for p in parts)]).tolist()
-        parts = [p + bias[a:b] for p, a, b in zip(parts, ends[:-1], ends[1:], strict=True)]
-    assert token_offset is not None and cumulative_sequence_length is not None
-    return _packed(xp, parts, num_heads, token_offset, cumulative_sequence_length, attention_bias, scale).astype(dtype)
-
-
-@packed_multi_head_attention.decomposition
-def packed_multi_head_attention_body(
-    op: Op,
-    query: V,
-    key: V,
-    value: V,
-    bias: V,
-    token_offset: V,
-    cumulative_sequence_length: V,
-    attention_bias: V,
-    num_heads: int,
-    scale: float | None,
 ) -> V:
+    """Compute MultiHeadAttention for tokens without padding; queries (tokens, heads, 3, size) have keys and values too."""
     parts = [query, key, value]
     if op.rank(query) == 4:
         split = op.Split(query, axis=2, num_outputs=3, outputs=3)
@@ -211,7 +176,28 @@ def packed_multi_head_attention_body(
     if bias is not None:
         widths = op.Concat(*(op_size(op, p, 1) for p in parts), axis=0)
         parts = [op.Add(p, b) for p, b in zip(parts, op.Split(bias, widths, axis=0, outputs=3), strict=True)]
-    return _op_packed(op, parts, num_heads, token_offset, cumulative_sequence_length, attention_bias, scale)
+    return _packed(op, parts, num_heads, token_offset, cumulative_sequence_length, attention_bias, scale)
+
+
+@packed_multi_head_attention.accepts
+def packed_multi_head_attention_accepts(
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    token_offset: Array,
+    attention_bias: Array | None,
+    num_heads: int,
+) -> None:
+    if query.ndim == 4:
+        widths = [query.shape[1] * query.shape[3]] * 3
+    else:
+        parts = [x for x in (query, key, value) if x is not None]
+        if len(parts) < 3:
+            raise wrong("key and value must be present, unless they are packed with the query")
+        for x in parts:
+            _check_offsets(x.shape, token_offset)
+        widths = [x.shape[1] for x in parts]
+    _check_packed(len(query), widths, num_heads, token_offset, attention_bias)
 
 
 @microsoft("RelativePositionBias", 1)
@@ -274,32 +260,18 @@ def relative_position_bias_body(
 
 @microsoft("GatedRelativePositionBias", 1)
 def gated_relative_position_bias(
-    xp: Xp,
-    query_layer: Array,
-    query_bias: Array,
-    rel_pos: Array,
-    weight: Array,
-    bias: Array,
-    eco_a: Array,
-    token_offset: Array | None = None,
+    op: Op,
+    query_layer: V,
+    query_bias: V,
+    rel_pos: V,
+    weight: V,
+    bias: V,
+    eco_a: V,
+    token_offset: V | None = None,
     *,
     num_heads: int,
-) -> Array:
-    """Return the relative position bias times gates that are computed from the queries; with token_offset they are packed."""
-    query = query_layer + query_bias
-    if token_offset is not None:
-        query = restore_padding(xp, query, token_offset)
-    q = split_heads(query, num_heads, "query_layer")
-    gates = xp.matmul(q, weight) + bias
-    gates = gates.reshape(*gates.shape[:3], 2, -1).sum(axis=-1)
-    u, r = (1 / (1 + xp.exp(-gates[..., i : i + 1])) for i in range(2))
-    return (u * (r * eco_a - 1) + 2) * rel_pos
-
-
-@gated_relative_position_bias.decomposition
-def gated_relative_position_bias_body(
-    op: Op, query_layer: V, query_bias: V, rel_pos: V, weight: V, bias: V, eco_a: V, token_offset: V, num_heads: int
 ) -> V:
+    """Return the relative position bias times gates that are computed from the queries; with token_offset they are packed."""
     query = op.Add(query_layer, query_bias)
     if token_offset is not None:
         query = restore_padding_body(op, query, token_offset)
@@ -307,6 +279,14 @@ def gated_relative_position_bias_body(
     gates = op.Sigmoid(op.ReduceSum(op.Reshape(gates, [0, 0, 0, 2, -1]), [4], keepdims=0))
     u, r = op.Split(gates, axis=3, num_outputs=2, outputs=2)
     return op.Mul(op.Add(op.Mul(u, op.Sub(op.Mul(r, eco_a), 1.0)), 2.0), rel_pos)
+
+
+@gated_relative_position_bias.accepts
+def gated_relative_position_bias_accepts(query_layer: Array, token_offset: Array | None, num_heads: int) -> None:
+    if token_offset is not None:
+        _check_offsets(query_layer.shape, token_offset)
+    whole = query_layer if token_offset is None else query_layer[None]
+    heads_of(whole, num_heads, "query_layer")
 
 
 not_declared(

@@ -9,9 +9,9 @@ import numpy as np
 from ... import dtypes, limits
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, broadcast_shapes
-from ..linalg import gemm, gemm_flops, gemm_shapes, matmul
+from ..linalg import gemm_flops, gemm_shapes
 from ._api import BOOL, INT, Array, Op, V, Xp, microsoft
-from ._fused import ALONG_AN_AXIS, activated, activated_nodes, named
+from ._fused import ALONG_AN_AXIS, activated, named
 
 
 def order(rank: int, transposed: int, batch: int) -> list[int]:
@@ -30,11 +30,7 @@ def order(rank: int, transposed: int, batch: int) -> list[int]:
     return axes
 
 
-def _turned(xp: Xp, x: Array, transposed: int, batch: int) -> Array:
-    return xp.transpose(x, order(x.ndim, transposed, batch)) if x.ndim > 1 or batch else x
-
-
-def _turned_nodes(op: Op, x: V, transposed: int, batch: int) -> V:
+def _turned(op: Op, x: V, transposed: int, batch: int) -> V:
     if not (transposed or batch):
         return x
     axes = order(op.rank(x), transposed, batch)
@@ -56,52 +52,41 @@ def fused_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
 
 @microsoft("FusedMatMul", 1, traits=("product",), weights={0: "a factor", 1: "the weight"})
 def fused_matmul(
-    xp: Xp,
-    a: Array,
-    b: Array,
+    op: Op,
+    a: V,
+    b: V,
     *,
     alpha: float = 1.0,
     transA: int = 0,
     transB: int = 0,
     transBatchA: int = 0,
     transBatchB: int = 0,
-) -> Array:
+) -> V:
     """Compute alpha * A' * B', where ' exchanges the last two axes, and moves the first axis behind those of the batch.
 
     A vector is not transposed: it is a row on the left and a column on the right.
     """
-    y = matmul(xp, _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB))
-    return y if alpha == 1 else y * alpha
+    y = op.MatMul(_turned(op, a, transA, transBatchA), _turned(op, b, transB, transBatchB))
+    return y if alpha == 1 else op.Mul(y, alpha)
 
 
 fused_matmul.shapes(fused_shapes)
 
 
-@fused_matmul.decomposition
-def fused_matmul_body(op: Op, a: V, b: V, alpha: float, transA: int, transB: int, transBatchA: int, transBatchB: int) -> V:
-    y = op.MatMul(_turned_nodes(op, a, transA, transBatchA), _turned_nodes(op, b, transB, transBatchB))
-    return y if alpha == 1 else op.Mul(y, alpha)
-
-
 @microsoft("TransposeMatMul", 1, traits=("product",), weights={0: "a factor", 1: "the weight"})
-def transpose_matmul(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Array:
+def transpose_matmul(op: Op, a: V, b: V, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> V:
     """Compute alpha * A' * B'; the older name of FusedMatMul."""
-    return fused_matmul(xp, a, b, alpha=alpha, transA=transA, transB=transB)
+    return fused_matmul(op, a, b, alpha=alpha, transA=transA, transB=transB)
 
 
 transpose_matmul.shapes(fused_shapes)
 
 
-@transpose_matmul.decomposition
-def transpose_matmul_body(op: Op, a: V, b: V, alpha: float, transA: int, transB: int) -> V:
-    return fused_matmul_body(op, a, b, alpha, transA, transB, 0, 0)
-
-
 @microsoft("FusedMatMulActivation", 1, traits=("product",), weights={0: "a factor", 1: "the weight"})
 def fused_matmul_activation(
-    xp: Xp,
-    a: Array,
-    b: Array,
+    op: Op,
+    a: V,
+    b: V,
     *,
     activation: str,
     activation_alpha: float | None = None,
@@ -113,43 +98,22 @@ def fused_matmul_activation(
     transB: int = 0,
     transBatchA: int = 0,
     transBatchB: int = 0,
-) -> Array:
+) -> V:
     """Compute the activation of FusedMatMul's result."""
-    y = fused_matmul(xp, a, b, alpha=alpha, transA=transA, transB=transB, transBatchA=transBatchA, transBatchB=transBatchB)
+    y = fused_matmul(op, a, b, alpha=alpha, transA=transA, transB=transB, transBatchA=transBatchA, transBatchB=transBatchB)
     given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma, "axis": activation_axis}
-    return activated(xp, y, activation, lambda name: named(name, given, ALONG_AN_AXIS))
+    return activated(op, y, activation, lambda name: named(name, given, ALONG_AN_AXIS))
 
 
 fused_matmul_activation.shapes(fused_shapes)
 
 
-@fused_matmul_activation.decomposition
-def fused_matmul_activation_body(
+@microsoft("FusedGemm", 1, traits=("product",), weights={0: "a factor", 1: "the weight", 2: "the bias"})
+def fused_gemm(
     op: Op,
     a: V,
     b: V,
-    activation: str,
-    activation_alpha: float | None,
-    activation_axis: int | None,
-    activation_beta: float | None,
-    activation_gamma: float | None,
-    alpha: float,
-    transA: int,
-    transB: int,
-    transBatchA: int,
-    transBatchB: int,
-) -> V:
-    y = fused_matmul_body(op, a, b, alpha, transA, transB, transBatchA, transBatchB)
-    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma, "axis": activation_axis}
-    return activated_nodes(op, y, activation, lambda name: named(name, given, ALONG_AN_AXIS))
-
-
-@microsoft("FusedGemm", 1, traits=("product",), weights={0: "a factor", 1: "the weight", 2: "the bias"})
-def fused_gemm(
-    xp: Xp,
-    a: Array,
-    b: Array,
-    c: Array | None = None,
+    c: V | None = None,
     *,
     activation: str | None = None,
     activation_alpha: float | None = None,
@@ -159,54 +123,33 @@ def fused_gemm(
     beta: float = 1.0,
     transA: int = 0,
     transB: int = 0,
-) -> Array:
+) -> V:
     """Compute the activation of Gemm's result."""
-    y = gemm(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    y = op.Gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return activated(xp, y, activation, lambda name: named(name, given))
+    return activated(op, y, activation, lambda name: named(name, given))
 
 
 fused_gemm.flops(gemm_flops)
 fused_gemm.shapes(gemm_shapes)
 
 
-@fused_gemm.decomposition
-def fused_gemm_body(
-    op: Op,
-    a: V,
-    b: V,
-    c: V | None,
-    activation: str | None,
-    activation_alpha: float | None,
-    activation_beta: float | None,
-    activation_gamma: float | None,
-    alpha: float,
-    beta: float,
-    transA: int,
-    transB: int,
-) -> V:
-    y = op.Gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
-    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return activated_nodes(op, y, activation, lambda name: named(name, given))
-
-
 @microsoft("SparseToDenseMatMul", 1, traits=("product",), weights={1: "a factor"})
-def sparse_to_dense_matmul(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Array:
+def sparse_to_dense_matmul(op: Op, a: V, b: V, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> V:
     """Compute alpha * A' * B' for matrices, A given as a dense array.
 
     As in onnxruntime, alpha counts for float32 only.
     """
+    return fused_matmul(op, a, b, alpha=alpha if op.dtype(a) == np.float32 else 1.0, transA=transA, transB=transB)
+
+
+@sparse_to_dense_matmul.accepts
+def sparse_to_dense_matmul_accepts(a: Array, b: Array) -> None:
     if a.ndim != 2 or b.ndim != 2:
         raise OperatorError(f"A and B must be matrices, got shapes {a.shape} and {b.shape}", code="SX404")
-    return fused_matmul(xp, a, b, alpha=alpha if a.dtype == np.float32 else 1.0, transA=transA, transB=transB)
 
 
 sparse_to_dense_matmul.shapes(fused_shapes)
-
-
-@sparse_to_dense_matmul.decomposition
-def sparse_to_dense_matmul_body(op: Op, a: V, b: V, alpha: float, transA: int, transB: int) -> V:
-    return fused_matmul_body(op, a, b, alpha if op.dtype(a) == np.float32 else 1.0, transA, transB, 0, 0)
 
 
 # --- distances and inverses --------------------------------------------------------------------------------------------
@@ -290,40 +233,33 @@ def inverse_gradient(op: Op, dy: V, y: V) -> V:
 # --- complex products: the last axis has the real and the imaginary part ------------------------------------------------
 
 
-def _parts(x: Array) -> tuple[Array, Array]:
-    if not x.ndim or x.shape[-1] != 2:
-        raise OperatorError(f"the last axis must hold the real and the imaginary part, got shape {x.shape}", code="SX404")
-    return x[..., 0], x[..., 1]
+def _check_pairs(a: Array, b: Array) -> None:
+    """Raise OperatorError unless the last axis of both holds a real and an imaginary part."""
+    for x in (a, b):
+        if not x.ndim or x.shape[-1] != 2:
+            raise OperatorError(f"the last axis must hold the real and the imaginary part, got shape {x.shape}", code="SX404")
 
 
-def _complex_nodes(op: Op, a: V, b: V, sign: int) -> V:
-    """Sums of products with the real part and, turned by a quarter, the imaginary part."""
-    real, imaginary = op.Split(b, axis=-1, num_outputs=2, outputs=2)
-    x, y = op.Split(a, axis=-1, num_outputs=2, outputs=2)
-    turned = op.Concat(op.Neg(y), x, axis=-1)
-    second = op.Mul(turned, imaginary)
-    return op.Add(op.Mul(a, real), second) if sign > 0 else op.Sub(op.Mul(a, real), second)
+def _complex(op: Op, a: V, b: V, sign: int) -> V:
+    """Return the products of complex numbers A and B, or with sign -1 of A and the conjugates of B."""
+    (x, y), (u, v) = (op.Split(z, axis=-1, num_outputs=2, outputs=2) for z in (a, b))
+    same, crossed = (op.Sub, op.Add) if sign > 0 else (op.Add, op.Sub)
+    return op.Concat(same(op.Mul(x, u), op.Mul(y, v)), crossed(op.Mul(y, u), op.Mul(x, v)), axis=-1)
 
 
 @microsoft("ComplexMul", 1)
-def complex_mul(xp: Xp, a: Array, b: Array) -> Array:
+def complex_mul(op: Op, a: V, b: V) -> V:
     """Multiply complex numbers."""
-    (x, y), (u, v) = _parts(a), _parts(b)
-    return xp.stack([x * u - y * v, x * v + y * u], axis=-1)
+    return _complex(op, a, b, 1)
 
 
-@complex_mul.decomposition
-def complex_mul_body(op: Op, a: V, b: V) -> V:
-    return _complex_nodes(op, a, b, 1)
+complex_mul.accepts(_check_pairs)
 
 
 @microsoft("ComplexMulConj", 1)
-def complex_mul_conj(xp: Xp, a: Array, b: Array) -> Array:
+def complex_mul_conj(op: Op, a: V, b: V) -> V:
     """Multiply complex numbers A by the conjugates of B."""
-    (x, y), (u, v) = _parts(a), _parts(b)
-    return xp.stack([x * u + y * v, y * u - x * v], axis=-1)
+    return _complex(op, a, b, -1)
 
 
-@complex_mul_conj.decomposition
-def complex_mul_conj_body(op: Op, a: V, b: V) -> V:
-    return _complex_nodes(op, a, b, -1)
+complex_mul_conj.accepts(_check_pairs)

@@ -10,10 +10,10 @@ from ._api import Array, Op, V, Xp, microsoft, not_declared
 from ._attention import op_newer, op_range, op_size, wrong
 
 
-def by_heads(x: Array, cos: Array, num_heads: int, dim: int) -> Array:
-    """Convert (batch, length, hidden) to (batch, heads, length, size); without num_heads the caches have all features."""
+def _check_heads(x: Array, cos: Array, num_heads: int, dim: int) -> int:
+    """Return the size of a head; raise OperatorError unless the input consists of heads."""
     if x.ndim == 4:
-        return x
+        return int(x.shape[3])
     if x.ndim != 3 or cos.ndim != 2 or (dim and not num_heads):
         raise wrong(
             f"the input must have 3 or 4 axes and the caches 2, got shapes {tuple(x.shape)} and {tuple(cos.shape)}",
@@ -22,24 +22,19 @@ def by_heads(x: Array, cos: Array, num_heads: int, dim: int) -> Array:
     size = x.shape[2] // num_heads if num_heads else 2 * cos.shape[1]
     if not size or x.shape[2] % size:
         raise wrong(f"the hidden size {x.shape[2]} must be a multiple of the head size {size}")
-    return x.reshape(x.shape[0], x.shape[1], -1, size).transpose(0, 2, 1, 3)
+    return int(size)
 
 
 def op_by_heads(op: Op, x: V, cos: V, num_heads: int) -> V:
-    """As `by_heads`, in ONNX's operators."""
+    """Convert (batch, length, hidden) to (batch, heads, length, size); without num_heads the caches have all features."""
     if op.rank(x) == 4:
         return x
-    size = op.Div(op_size(op, x, 2), num_heads) if num_heads else op.Mul(op_size(op, cos, 1), 2)
-    return op.Transpose(op.Reshape(x, op.Concat([0, 0, -1], size, axis=0)), perm=[0, 2, 1, 3])
-
-
-def as_given(y: Array, x: Array) -> Array:
-    """Convert (batch, heads, length, size) back to the form of the input."""
-    return y if x.ndim == 4 else y.transpose(0, 2, 1, 3).reshape(x.shape)
+    sizes = [0, 0, num_heads, -1] if num_heads else op.Concat([0, 0, -1], op.Mul(op_size(op, cos, 1), 2), axis=0)
+    return op.Transpose(op.Reshape(x, sizes), perm=[0, 2, 1, 3])
 
 
 def op_as_given(op: Op, y: V, x: V) -> V:
-    """As `as_given`, in ONNX's operators."""
+    """Convert (batch, heads, length, size) back to the form of the input."""
     return y if op.rank(x) == 4 else op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.Shape(x), allowzero=1)
 
 
@@ -61,45 +56,22 @@ def op_rotate(op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int) -
 
 @microsoft("RotaryEmbedding", 1, traits=("shape_of_first",))
 def ms_rotary_embedding(
-    xp: Xp,
-    input: Array,
-    position_ids: Array,
-    cos_cache: Array,
-    sin_cache: Array,
+    op: Op,
+    input: V,
+    position_ids: V,
+    cos_cache: V,
+    sin_cache: V,
     *,
     interleaved: int = 0,
     is_packed_batching: int = 0,
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
     scale: float | None = None,
-) -> Array:
+) -> V:
     """Rotate pairs of features; position_ids are the position of each token, or that of the first one.
 
     onnxruntime uses neither `scale` nor `is_packed_batching`.
     """
-    x = by_heads(input, cos_cache, num_heads, rotary_embedding_dim)
-    batch, length = x.shape[0], x.shape[2]
-    ids: Array | None = position_ids
-    if position_ids.size == 1 and position_ids.ndim < 2:
-        ids = xp.broadcast_to(position_ids.reshape(1, 1) + xp.arange(length), (batch, length))
-        if length and cos_cache.ndim == sin_cache.ndim == 2 and cos_cache.shape[0] == sin_cache.shape[0]:
-            xp.indices(position_ids, max(cos_cache.shape[0] - length + 1, 0), negative=False)
-            cos_cache, sin_cache, ids = cos_cache[ids], sin_cache[ids], None
-    y = rotate(xp, x, cos_cache, sin_cache, ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim)
-    return as_given(y, input)
-
-
-@ms_rotary_embedding.decomposition
-def ms_rotary_embedding_body(
-    op: Op,
-    input: V,
-    position_ids: V,
-    cos_cache: V,
-    sin_cache: V,
-    interleaved: int,
-    num_heads: int,
-    rotary_embedding_dim: int,
-) -> V:
     x = op_by_heads(op, input, cos_cache, num_heads)
     if op.rank(position_ids) < 2:
         length = op_size(op, x, 2)
@@ -107,6 +79,23 @@ def ms_rotary_embedding_body(
         position_ids = op.Expand(ids, op.Concat(op_size(op, x, 0), length, axis=0))
     y = op_turn(op, x, cos_cache, sin_cache, position_ids, interleaved, rotary_embedding_dim)
     return op_as_given(op, y, input)
+
+
+@ms_rotary_embedding.accepts
+def ms_rotary_embedding_accepts(
+    xp: Xp,
+    input: Array,
+    position_ids: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    num_heads: int,
+    rotary_embedding_dim: int,
+) -> None:
+    _check_heads(input, cos_cache, num_heads, rotary_embedding_dim)
+    length = input.shape[2 if input.ndim == 4 else 1]
+    if cos_cache.ndim == sin_cache.ndim == 2 and cos_cache.shape[0] == sin_cache.shape[0] and length:
+        one = position_ids.size == 1 and position_ids.ndim < 2
+        xp.indices(position_ids, max(cos_cache.shape[0] - length + 1, 0) if one else cos_cache.shape[0], negative=False)
 
 
 def _streams(section: tuple[int, ...], layout: int) -> np.ndarray:
@@ -126,11 +115,11 @@ def _streams(section: tuple[int, ...], layout: int) -> np.ndarray:
 
 @microsoft("MRotaryEmbedding", 1, traits=("shape_of_first",))
 def m_rotary_embedding(
-    xp: Xp,
-    input: Array,
-    position_ids: Array,
-    cos_cache: Array,
-    sin_cache: Array,
+    op: Op,
+    input: V,
+    position_ids: V,
+    cos_cache: V,
+    sin_cache: V,
     *,
     interleaved: int = 0,
     is_packed_batching: int = 0,
@@ -139,38 +128,8 @@ def m_rotary_embedding(
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
     scale: float | None = None,
-) -> Array:
-    """Rotate pairs of features, each by one of the three positions of a token: time, height and width."""
-    x = by_heads(input, cos_cache, num_heads, rotary_embedding_dim)
-    streams = _streams(mrope_section, mrope_layout)
-    if position_ids.shape != (3, x.shape[0], x.shape[2]) or cos_cache.shape != sin_cache.shape:
-        raise wrong(
-            f"position_ids must have shape (3, {x.shape[0]}, {x.shape[2]}) and the caches one shape, got "
-            f"{tuple(position_ids.shape)}, {tuple(cos_cache.shape)} and {tuple(sin_cache.shape)}"
-        )
-    if cos_cache.shape[1] != len(streams):
-        raise wrong(f"the sum of mrope_section must be {cos_cache.shape[1]}, the caches' size, got {list(mrope_section)}")
-    index = xp.indices(position_ids, cos_cache.shape[0], negative=False)
-    columns = xp.asarray(np.arange(len(streams)))
-    index = index[xp.asarray(streams)].transpose(1, 2, 0)
-    cos, sin = cos_cache[index, columns], sin_cache[index, columns]
-    y = rotate(xp, x, cos, sin, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim)
-    return as_given(y, input)
-
-
-@m_rotary_embedding.decomposition
-def m_rotary_embedding_body(
-    op: Op,
-    input: V,
-    position_ids: V,
-    cos_cache: V,
-    sin_cache: V,
-    interleaved: int,
-    mrope_layout: int,
-    mrope_section: tuple[int, ...],
-    num_heads: int,
-    rotary_embedding_dim: int,
 ) -> V:
+    """Rotate pairs of features, each by one of the three positions of a token: time, height and width."""
     x = op_by_heads(op, input, cos_cache, num_heads)
     streams = _streams(mrope_section, mrope_layout)
     first, second = op.constant(streams == 0), op.constant(streams == 1)
@@ -184,15 +143,34 @@ def m_rotary_embedding_body(
     return op_as_given(op, y, input)
 
 
+@m_rotary_embedding.accepts
+def m_rotary_embedding_accepts(
+    xp: Xp,
+    input: Array,
+    position_ids: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    mrope_layout: int,
+    mrope_section: tuple[int, ...],
+    num_heads: int,
+    rotary_embedding_dim: int,
+) -> None:
+    _check_heads(input, cos_cache, num_heads, rotary_embedding_dim)
+    pairs = len(_streams(mrope_section, mrope_layout))
+    batch, length = input.shape[0], input.shape[2 if input.ndim == 4 else 1]
+    if position_ids.shape != (3, batch, length) or cos_cache.shape != sin_cache.shape:
+        raise wrong(
+            f"position_ids must have shape (3, {batch}, {length}) and the caches one shape, got "
+            f"{tuple(position_ids.shape)}, {tuple(cos_cache.shape)} and {tuple(sin_cache.shape)}"
+        )
+    if cos_cache.shape[1] != pairs:
+        raise wrong(f"the sum of mrope_section must be {cos_cache.shape[1]}, the caches' size, got {list(mrope_section)}")
+    xp.indices(position_ids, cos_cache.shape[0], negative=False)
+
+
 @microsoft("GemmaRotaryEmbedding", 1)
-def gemma_rotary_embedding(xp: Xp, emb: Array, q: Array, q_rot: Array, k: Array, k_rot: Array) -> tuple[Array, Array]:
+def gemma_rotary_embedding(op: Op, emb: V, q: V, q_rot: V, k: V, k_rot: V) -> tuple[V, V]:
     """Compute x * cos(emb) + x_rot * sin(emb) for queries and keys; cos and sin are rounded to float16."""
-    cos, sin = (f(emb).astype(np.float16).astype(np.float32)[:, None] for f in (xp.cos, xp.sin))
-    return q * cos + q_rot * sin, k * cos + k_rot * sin
-
-
-@gemma_rotary_embedding.decomposition
-def gemma_rotary_embedding_body(op: Op, emb: V, q: V, q_rot: V, k: V, k_rot: V) -> tuple[V, V]:
     cos, sin = (op.cast(op.Unsqueeze(op.Cast(f(emb), to=10), [1]), q) for f in (op.Cos, op.Sin))
     return (
         op.Add(op.Mul(q, cos), op.Mul(q_rot, sin)),

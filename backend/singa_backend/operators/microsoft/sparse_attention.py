@@ -6,40 +6,27 @@ import numpy as np
 
 from ...errors import OperatorError
 from ._api import Array, Host, Op, V, Xp, microsoft, not_declared
-from ._attention import attend, join_heads, op_attend, op_join_heads, op_range, op_size, wides, wrong
+from ._attention import check_match, op_attend, op_join_heads, op_range, op_size, wrong
 from ._attention_facts import of_groups
 from ._cache import CacheRows
-from .group_query_attention import op_parts, parts_of, turned
+from .group_query_attention import one_length, parts_of, shapes_of
 from .rotary import op_rotate
 
 
-def _block_mask(xp: Xp, rows: Array, columns: Array) -> Array:
-    """Return which blocks of keys each block of queries sees, (layouts, blocks, blocks), from their compressed rows."""
-    if rows.ndim != 2 or columns.ndim != 2 or rows.shape[0] != columns.shape[0]:
-        raise wrong(
-            f"block_row_indices and block_col_indices must have shapes (layouts, blocks + 1) and (layouts, entries), got "
-            f"{tuple(rows.shape)} and {tuple(columns.shape)}"
-        )
-    entry = xp.arange(columns.shape[1])
-    in_row = (entry >= rows[:, :-1, None]) & (entry < rows[:, 1:, None])
-    is_block = columns[:, :, None] == xp.arange(rows.shape[1] - 1)
-    return xp.matmul(in_row.astype(np.float32), is_block.astype(np.float32)) > 0
-
-
-@microsoft("SparseAttention", 1, widen=False, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"})
+@microsoft("SparseAttention", 1, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"})
 def sparse_attention(
-    xp: Xp,
-    query: Array,
-    key: Array | None = None,
-    value: Array | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-    block_row_indices: Array | None = None,
-    block_col_indices: Array | None = None,
-    total_sequence_length: Host[int] = 0,
-    key_total_sequence_lengths: Array | None = None,
-    cos_cache: Array | None = None,
-    sin_cache: Array | None = None,
+    op: Op,
+    query: V,
+    key: V | None = None,
+    value: V | None = None,
+    past_key: V | None = None,
+    past_value: V | None = None,
+    block_row_indices: V | None = None,
+    block_col_indices: V | None = None,
+    total_sequence_length: Host[V] | None = None,
+    key_total_sequence_lengths: V | None = None,
+    cos_cache: V | None = None,
+    sin_cache: V | None = None,
     *,
     do_rotary: int = 0,
     kv_num_heads: int,
@@ -47,68 +34,12 @@ def sparse_attention(
     rotary_interleaved: int = 0,
     scale: float | None = None,
     sparse_block_size: int,
-) -> tuple[Array, ...]:
+) -> list[V]:
     """Return the result, and the caches with the new rows; the other rows are those of the past.
 
     The blocks that heads see are the layouts, in turn.  Results of padded queries of a first prompt are not specified.
     """
-    dtype = query.dtype
-    query, key, value, past_key, past_value = wides(query, key, value, past_key, past_value)
-    cos_cache, sin_cache = wides(cos_cache, sin_cache)
-    if past_key is None or past_value is None or key_total_sequence_lengths is None:
-        raise OperatorError("past_key, past_value and key_total_sequence_lengths are required", code="SX407")
-    q, k, v = parts_of(query, key, value, num_heads, kv_num_heads)
-    batch, length = q.shape[0], q.shape[2]
-    after = key_total_sequence_lengths.reshape(-1, 1).astype(np.int64)
-    before = xp.zeros_like(after) if length == total_sequence_length else after - length
-    known = xp.to_host(xp.concatenate([before, after], axis=1))
-    if after.shape[0] != batch or (known.size and (known.min() < 0 or known.max() > past_key.shape[2])):
-        raise wrong(
-            f"key_total_sequence_lengths must be {batch} lengths with the {length} new rows, at most {past_key.shape[2]}, got "
-            f"{known[:, 1].tolist()}"
-        )
-    position = before + xp.arange(length)
-    if do_rotary:
-        q, k = turned(xp, (q, k), cos_cache, sin_cache, position, rotary_interleaved)
-    cache = CacheRows(before, length, after, past_key.shape[2])
-    row = xp.arange(past_key.shape[2])
-    fresh = ((row >= before) & (row < before + length))[:, None, :, None]
-    present_key, present_value = (xp.where(fresh, cache.written(xp, p, x), p) for p, x in ((past_key, k), (past_value, v)))
-    blocks = _block_mask(xp, block_row_indices, block_col_indices)
-    key_row = xp.arange(total_sequence_length)
-    seen = blocks[:, xp.minimum(position // sparse_block_size, blocks.shape[1] - 1)][..., key_row // sparse_block_size]
-    seen = seen.transpose(1, 0, 2, 3)[:, xp.arange(num_heads) % blocks.shape[0]]
-    seen = seen & (key_row <= position[:, :, None])[:, None]
-    keys, values = (x[:, :, :total_sequence_length] for x in (present_key, present_value))
-    y, _, _ = attend(xp, q, keys, values, xp.where(seen, 0, -xp.inf).astype(q.dtype), scale)
-    return tuple(x.astype(dtype) for x in (join_heads(y), present_key, present_value))
-
-
-sparse_attention.shapes(of_groups)
-
-
-@sparse_attention.decomposition
-def sparse_attention_body(
-    op: Op,
-    query: V,
-    key: V,
-    value: V,
-    past_key: V,
-    past_value: V,
-    block_row_indices: V,
-    block_col_indices: V,
-    total_sequence_length: V,
-    key_total_sequence_lengths: V,
-    cos_cache: V,
-    sin_cache: V,
-    do_rotary: int,
-    kv_num_heads: int,
-    num_heads: int,
-    rotary_interleaved: int,
-    scale: float | None,
-    sparse_block_size: int,
-) -> list[V]:
-    q, k, v = op_parts(op, query, key, value, num_heads, kv_num_heads)
+    q, k, v = parts_of(op, query, key, value, num_heads, kv_num_heads)
     length = op_size(op, q, 2)
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=7)
     after = op.Cast(op.Reshape(key_total_sequence_lengths, [-1, 1]), to=7)
@@ -119,15 +50,61 @@ def sparse_attention_body(
     cache = CacheRows(before, length, after, op_size(op, past_key, 2))
     index = op.Sub(op_range(op, cache.rows), before)
     fresh = op.Unsqueeze(op.And(op.GreaterOrEqual(index, 0), op.Less(index, length)), [1, 3])
-    present_key, present_value = (op.Where(fresh, cache.op_written(op, p, x), p) for p, x in ((past_key, k), (past_value, v)))
-    seen = _op_seen(op, block_row_indices, block_col_indices, position, total, num_heads, sparse_block_size)
+    present_key, present_value = (op.Where(fresh, cache.written(op, p, x), p) for p, x in ((past_key, k), (past_value, v)))
+    seen = _seen(op, block_row_indices, block_col_indices, position, total, num_heads, sparse_block_size)
     bias = op.Where(seen, op.constant(0, op.dtype(q)), op.constant(-np.inf, op.dtype(q)))
     keys, values = (op.Slice(x, [0], total, [2]) for x in (present_key, present_value))
     y, _ = op_attend(op, q, keys, values, bias, scale)
     return [op_join_heads(op, y), present_key, present_value]
 
 
-def _op_seen(op: Op, rows: V, columns: V, position: V, total: V, heads: int, size: int) -> V:
+@sparse_attention.accepts
+def sparse_attention_accepts(
+    xp: Xp,
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    past_key: Array | None,
+    past_value: Array | None,
+    block_row_indices: Array,
+    block_col_indices: Array,
+    total_sequence_length: Array | None,
+    key_total_sequence_lengths: Array | None,
+    cos_cache: Array | None,
+    sin_cache: Array | None,
+    do_rotary: int,
+    kv_num_heads: int,
+    num_heads: int,
+) -> None:
+    """The lengths of the sequences are checked too."""
+    if past_key is None or past_value is None or key_total_sequence_lengths is None:
+        raise OperatorError("past_key, past_value and key_total_sequence_lengths are required", code="SX407")
+    q, k, v = shapes_of(query, key, value, num_heads, kv_num_heads)
+    batch, _, length, _ = q
+    total = one_length(total_sequence_length)
+    after = xp.to_host(key_total_sequence_lengths).reshape(-1).astype(np.int64)
+    before = np.zeros_like(after) if length == total else after - length
+    known = np.concatenate([before, after])
+    if len(after) != batch or (known.size and (known.min() < 0 or known.max() > past_key.shape[2])):
+        raise wrong(
+            f"key_total_sequence_lengths must be {batch} lengths with the {length} new rows, at most {past_key.shape[2]}, got "
+            f"{after.tolist()}"
+        )
+    if do_rotary and (cos_cache is None or sin_cache is None):
+        raise OperatorError("do_rotary needs cos_cache and sin_cache", code="SX407")
+    rows, columns = block_row_indices, block_col_indices
+    if rows.ndim != 2 or columns.ndim != 2 or rows.shape[0] != columns.shape[0]:
+        raise wrong(
+            f"block_row_indices and block_col_indices must have shapes (layouts, blocks + 1) and (layouts, entries), got "
+            f"{tuple(rows.shape)} and {tuple(columns.shape)}"
+        )
+    check_match(q, (*k[:2], total, k[3]), (*v[:2], total, v[3]))
+
+
+sparse_attention.shapes(of_groups)
+
+
+def _seen(op: Op, rows: V, columns: V, position: V, total: V, heads: int, size: int) -> V:
     """Return whether each query sees each key, (batch, heads, queries, keys)."""
     entry = op.Cast(op_range(op, op_size(op, columns, 1)), to=6)
     starts, ends = (op.Unsqueeze(op.Slice(rows, [a], [b], [1]), [2]) for a, b in ((0, -1), (1, 2**62)))

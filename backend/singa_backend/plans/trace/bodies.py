@@ -1,8 +1,9 @@
 """Calls of onnxruntime's operators that the kernels of their bodies compute.
 
-A body may compute with inputs that the definition refuses: it broadcasts them, for example.  A trace has the inputs, so it runs
-the definition once.  If that accepts them and its decisions depend on shapes, dtypes and constants only, it accepts every run of
-the plan, and the body computes the call from then on.  `ValueChecks` finds what else a definition reads.
+A body may compute with inputs that the operator refuses: it broadcasts them, for example.  A trace has the inputs, so it runs the
+rule that says what a composition accepts, or the definition of another operator, once.  If that accepts them and its decisions
+depend on shapes, dtypes and constants only, it accepts every run of the plan, and the body computes the call from then on.
+`ValueChecks` finds what else is read.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class BodyTraces(Definitions):
         elif not self._computed(call, inner, ranges, results):
             self._reasons = [*reasons, UNLIKE]
             self._by_definition(call, results)
-        elif any(isinstance(v, Value) and not v.constant and v.dtype.kind not in "biu" for v in values):
+        elif results is not None and any(isinstance(v, Value) and not v.constant and v.dtype.kind not in "biu" for v in values):
             self.facts.finite = True  # of infinities and NaN a body may make others than the definition
         return True
 
@@ -155,18 +156,23 @@ class BodyTraces(Definitions):
         _forget_unread(inner)
         return inner
 
-    def _checked(self, call: ir.Node, values: Sequence[Entry | None]) -> tuple[list[Range] | None, list[Any]]:
-        """Run the definition; return the indices that each run must check, None if it reads other values, and the results."""
+    def _checked(self, call: ir.Node, values: Sequence[Entry | None]) -> tuple[list[Range] | None, list[Any] | None]:
+        """Check the inputs; return the indices that each run must check, None if other values are read, and the results.
+
+        The definition has results; a composition has none.
+        """
+        assert call.operator is not None
         checks, visitor = ValueChecks(), copy.copy(self.state.visitor)
-        visitor.xp = checks
+        visitor.xp, visitor.checks_only = checks, True
         arrays = [v.read() if isinstance(v, Value) else None for v in values]
         with self.budget.clock(runs=True):
             results = visitor.visit(source(call), arrays, [])
         self.budget.left += 1  # counted with the call
-        return None if checks.reads else _ranges(checks.ranges, values, arrays), results
+        ranges = None if checks.reads else _ranges(checks.ranges, values, arrays)
+        return ranges, None if call.operator.declaration.composes else results
 
-    def _computed(self, call: ir.Node, inner: ir.Graph, ranges: Sequence[Range], results: Sequence[Any]) -> bool:
-        """Compute a call by its body; False, with the trace as it was, if the results are not those of the definition."""
+    def _computed(self, call: ir.Node, inner: ir.Graph, ranges: Sequence[Range], results: Sequence[Any] | None) -> bool:
+        """Compute a call by its body; False, with the trace as it was, if that fails or the results are not these ones."""
         more = Counter(i for c in inner.nodes for i in c.reads)
         more.update(inner.outputs)
         uses = {i: self.uses[i] for i in more}
@@ -186,8 +192,8 @@ class BodyTraces(Definitions):
             made = []
         finally:
             self.counts = True
-        wanted = [r for r, o in zip(results, call.outputs, strict=False) if o is not None]
-        if not made or not all(map(_alike, made, wanted)):
+        wanted = None if results is None else [r for r, o in zip(results, call.outputs, strict=False) if o is not None]
+        if not made or (wanted is not None and not all(map(_alike, made, wanted))):
             self._undo({o for c in inner.nodes for o in c.results}, uses, buffer, step)
             return False
         for o, entry in zip(call.results, made, strict=True):
