@@ -764,25 +764,29 @@ class Graph:
         Raises:
             InvalidModel: two nodes return one value (SX102), or the nodes have a cycle (SX101).
         """
-        nodes = self.nodes
-        place = {node: i for i, node in enumerate(nodes)}
-        needs: list[set[int]] = []
+        nodes, sorted_ = self.nodes, True
         for node in nodes:
             for o in node.outputs:
                 if o is not None and o.producer is not node:
                     raise InvalidModel(f"value {o.name!r} is defined more than once", code="SX102", node=node.title)
-            makers = [v.producer for v in node.reads]
-            needs.append({place[maker] for maker in makers if maker is not None and maker in place})
+            for v in node.reads:
+                maker = v.producer
+                if maker is not None and maker.position >= node.position and maker._graph is self.ref:
+                    sorted_ = False
+        if sorted_:
+            return
+        place = {node: i for i, node in enumerate(nodes)}
+        makers = [[v.producer for v in node.reads] for node in nodes]
+        needs = [{place[maker] for maker in of if maker is not None and maker in place} for of in makers]
         order = runnable_order(needs)
         if len(order) < len(needs):
             stuck = cycle(needs, {*range(len(needs))} - {*order})
             shown = ", ".join(repr(nodes[i].title) for i in stuck[:8]) + (", ..." if len(stuck) > 8 else "")
             where = nodes[stuck[0]].title
             raise InvalidModel(f"the graph has a cycle among the nodes {shown}", code="SX101", node=where)
-        if order != list(range(len(nodes))):
-            self._arrange([nodes[i] for i in order])
-            if self.journal is not None:
-                self.journal.add(lambda: self._arrange(nodes))
+        self._arrange([nodes[i] for i in order])
+        if self.journal is not None:
+            self.journal.add(lambda: self._arrange(nodes))
 
     def _arrange(self, nodes: Sequence[Node]) -> None:
         for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):

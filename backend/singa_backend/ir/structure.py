@@ -88,13 +88,14 @@ class _Level:
 
     def _define_outputs(self) -> None:
         """Define what the nodes return, which earlier ones may read if they are not in order."""
+        values, graph = self.values, self.graph
         for message in self.proto.node:
             for name in message.output:
-                if name and name in self.values:
+                if name and name in values:
                     title = node_title(message.name, message.op_type, message.output)
                     raise InvalidModel(f"value {name!r} is defined more than once", code="SX102", node=title)
                 if name:
-                    self.define(name)
+                    values[name] = Value(name, graph=graph)
 
     def _pin(self, name: str) -> None:
         scope: _Level | None = self
@@ -114,11 +115,11 @@ class _Level:
         return found
 
     def _node(self, message: NodeProto) -> Node:
-        domain = plain_domain(message.domain)
+        domain, values = plain_domain(message.domain), self.values
         node = Node(
             message.op_type,
-            [self.value(name) if name else None for name in message.input],
-            [self.values[name] if name else None for name in message.output],
+            [values.get(name) or self.value(name) if name else None for name in message.input],
+            [values[name] if name else None for name in message.output],
             domain=domain, name=message.name, overload=message.overload, proto=message,
             plain=(domain, message.op_type) not in self.functions,
         )  # fmt: skip

@@ -28,23 +28,26 @@ def write(graph: Graph) -> None:
     proto = graph.proto
     if graph.owner is None and isinstance(proto, GraphProto):
         _name_outputs(graph, proto)
-    for node in graph.nodes:
-        for body in node.bodies:
-            write(body)
-    before = {o for p in proto.node for o in p.output}
-    if isinstance(proto, GraphProto):
+    nodes, before = graph.nodes, set[str]()
+    if proto.value_info:
+        before = {o for p in proto.node for o in p.output}
+    if proto.value_info and isinstance(proto, GraphProto):
         before |= {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
-    for node in graph.nodes:
+    for node in nodes:
+        for body in node.bodies if node.attributes else ():
+            write(body)
+    for node in nodes:
         if node.proto is None:
             node.proto = proto.node.add()
             node.proto.CopyFrom(node_message(node))
         else:
-            _update(node.proto, node)
-    _arrange(proto.node, [node.proto for node in graph.nodes])
+            _update(node.proto, node, graph)
+    _arrange(proto.node, [node.proto for node in nodes])
     if isinstance(proto, GraphProto):
         _values(graph, proto)
-    gone = before.difference(graph.initializers, (o.name for n in graph.nodes for o in n.results))
-    _arrange(proto.value_info, [v for v in proto.value_info if v.name not in gone])
+    if before:
+        gone = before.difference(graph.initializers, (o.name for n in nodes for o in n.results))
+        _arrange(proto.value_info, [v for v in proto.value_info if v.name not in gone])
 
 
 def _name_outputs(graph: Graph, proto: GraphProto) -> None:
@@ -71,18 +74,19 @@ def value_names(values: Iterable[Value | None], graph: Graph) -> list[str]:
     return [graph.source(v).name if v is not None else "" for v in values]
 
 
-def _update(proto: NodeProto, node: Node) -> None:
-    assert node.graph is not None
+def _update(proto: NodeProto, node: Node, graph: Graph) -> None:
     if proto.op_type != node.op_type:
         proto.op_type = node.op_type
     if plain_domain(proto.domain) != node.domain:
         proto.domain = node.domain
     for names, values in ((proto.input, node.inputs), (proto.output, node.outputs)):
-        now = value_names(values, node.graph)
+        now = value_names(values, graph)
         if list(names) != now:
             del names[:]
             names.extend(now)
-    there = list(proto.attribute)
+    there, attributes = list(proto.attribute), list(node.attributes.values())
+    if len(there) == len(attributes) and all(a is b for a, b in zip(there, attributes, strict=True)):
+        return
     known = {id(a) for a in there}
     new = {name: a for name, a in node.attributes.items() if isinstance(a, AttributeProto) and id(a) not in known}
     _arrange(proto.attribute, [a for a in there if a.name in node.attributes and a.name not in new])
