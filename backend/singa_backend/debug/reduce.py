@@ -358,7 +358,7 @@ class _Search:
 
     def search(self) -> _Candidate:
         calls = self.source.graph.nodes
-        found = self._try(calls, tuple(n for n in self.source.outputs if self.source.producer(n)))
+        found = self._try(calls, self.source.results)
         if found is None:
             raise InvalidInput(
                 f"there is nothing to reduce: the whole model does not fail ({self.predicate})",
