@@ -8,7 +8,7 @@ import pytest
 from singa_backend import OperatorError, SingaBackend
 from singa_backend.devices.namespaces import numpy
 from singa_backend.interpreters.eager import Eager
-from singa_backend.interpreters.evaluate import Arrays
+from singa_backend.interpreters.evaluate import BodyEvaluator
 from singa_backend.ir.declaration import declarations
 from singa_backend.proto.schemas import MICROSOFT, load_domain
 
@@ -52,7 +52,7 @@ def test_what_is_refused_is_refused_before_the_body_runs() -> None:
 
 def test_numbers_of_a_body_are_not_written() -> None:
     """An array for a number serves later calls, so a result that views it is read-only."""
-    op = Arrays(numpy)
+    op = BodyEvaluator(numpy)
     first, second = (op.Reshape([1, 2, 3, 4], [2, 2]) for _ in range(2))
     assert np.array_equal(first, [[1, 2], [3, 4]]) and not first.flags.writeable and not second.flags.writeable
     assert op.Add(np.ones(2, np.float64), 1).dtype == np.float64 and op.Add(np.ones(2, np.int32), 1).dtype == np.int32

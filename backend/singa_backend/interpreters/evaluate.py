@@ -136,7 +136,7 @@ class Evaluator(Interpreter[Any]):
         raise TypeError("an Evaluator computes single operators; use Eager for subgraphs")
 
 
-class Arrays(Evaluator):
+class BodyEvaluator(Evaluator):
     """Computes the operators of a body on the arrays of a namespace, in a run that has set its device and its limits."""
 
     def __init__(self, xp: Xp) -> None:
@@ -207,7 +207,7 @@ def computed_by_body(declaration: Declaration, body: Callable[..., Any]) -> Call
     @wraps(body)
     def compute(xp: Xp, *inputs: Any, **attributes: Any) -> Any:
         declaration.check(xp, *inputs, **attributes)
-        made = body(Arrays(xp), *inputs, **attributes)
+        made = body(BodyEvaluator(xp), *inputs, **attributes)
         return tuple(made) if isinstance(made, list) else made
 
     return compute

@@ -347,9 +347,6 @@ class Visitor:
     waits = False
     """Whether each node is complete before the next one starts, so that an error of a device is that of its node."""
 
-    checks_only = False
-    """Whether operators that are compositions check their inputs, and compute nothing; on the host only."""
-
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
         self.executor = executor
         self.states = executor._states
@@ -412,8 +409,6 @@ class Visitor:
         operator = node.operator
         assert operator is not None
         attributes = self._attributes(node, operator, frame)
-        if self.placed is None and self.checks_only and operator.declaration.composes:
-            return operator.compute(self.xp, inputs, attributes, 0, operator.declaration.check)
         if self.placed is None:
             return operator.compute(self.xp, inputs, attributes, len(node.outputs))
         return self.placed.compute(node, operator, inputs, attributes)

@@ -51,11 +51,11 @@ class CacheRows:
         resident, row = _resident(op, self.length, capacity, window), op_range(op, capacity)
         return _taken(op, present, op.Add(row, op.Sub(self.length, resident)), op.Less(row, resident))
 
-    def kept(self, op: Op, past: V, new: V, scale: V, bits: int) -> tuple[V, V]:
-        """Return the cache with the new rows, which is quantized if there is a scale, and its values."""
+    def kept(self, op: Op, past: V, new: V, scale: V, bits: int, like: V) -> tuple[V, V]:
+        """Return the cache with the new rows, and its values: quantized if there is a scale, otherwise in the dtype of `like`."""
         if scale is None:
             written = self.written(op, past, new)
-            return written, written
+            return op.cast(written, like), written
         written = self.written(op, past, quantized(op, new, scale, bits))
         return written, restored(op, written, scale, bits, new)
 

@@ -53,6 +53,11 @@ def parts_of(op: Op, query: V, key: V, value: V, heads: int, kv_heads: int) -> t
     return op_split_heads(op, query, heads), op_split_heads(op, key, kv_heads), op_split_heads(op, value, kv_heads)
 
 
+def _normalized(op: Op, x: V, weight: V, epsilon: float) -> V:
+    """Return the RMS norm of each head."""
+    return op_newer(op, rms_normalization, 23, [x, weight], {"epsilon": epsilon})[0]
+
+
 def _refuse(past_key: Any, past_value: Any, sliding: int, causal: int, window: int, query_seqlens: Any) -> None:
     """Raise an error for what has no definition here, or for attributes that exclude each other."""
     if (past_key is None) != (past_value is None):
@@ -123,8 +128,8 @@ def group_query_attention(
     cos_cache, sin_cache, attention_bias, head_sink = op_wide(op, cos_cache, sin_cache, attention_bias, head_sink)
     q, k, v = parts_of(op, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None:
-        q = op_newer(op, rms_normalization, 23, [q, q_norm_weight], {"epsilon": q_norm_epsilon or qk_norm_epsilon})[0]
-        k = op_newer(op, rms_normalization, 23, [k, k_norm_weight], {"epsilon": k_norm_epsilon or qk_norm_epsilon})[0]
+        q = _normalized(op, q, q_norm_weight, q_norm_epsilon or qk_norm_epsilon)
+        k = _normalized(op, k, k_norm_weight, k_norm_epsilon or qk_norm_epsilon)
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=7)
     capacity = None if past_key is None else op_size(op, past_key, 2)
     rows = total if capacity is None or sliding_window_cache else op.Max(total, capacity)
@@ -135,8 +140,8 @@ def group_query_attention(
     if do_rotary:
         ids = _positions(op, cache, position, position_ids, first)
         q, k = (op_rotate(op, x, cos_cache, sin_cache, ids, rotary_interleaved) for x in (q, k))
-    present_key, keys = cache.kept(op, past_key, k, k_scale, kv_cache_bit_width)
-    present_value, values = cache.kept(op, past_value, v, v_scale, kv_cache_bit_width)
+    present_key, keys = cache.kept(op, past_key, k, k_scale, kv_cache_bit_width, target)
+    present_value, values = cache.kept(op, past_value, v, v_scale, kv_cache_bit_width, target)
     seen = _visible(op, cache, position, total, causal, local_window_size)
     never, zero = op.constant(-np.inf, op.dtype(q)), op.constant(0, op.dtype(q))
     bias = op.Where(seen, zero if attention_bias is None else attention_bias, never)
@@ -147,11 +152,7 @@ def group_query_attention(
     shown = op.Where(seen, op.Slice(shown, [0], total, [3]), zero) if qk_output else None
     if sliding_window_cache:
         present_key, present_value = (cache.rolled(op, x, capacity, local_window_size) for x in (present_key, present_value))
-    if k_scale is None:
-        present_key = op.cast(present_key, target)
-    if v_scale is None:
-        present_value = op.cast(present_value, target)
-    return [*op_like(op, target, op_join_heads(op, y)), present_key, present_value, *op_like(op, target, shown)]
+    return [op.cast(op_join_heads(op, y), target), present_key, present_value, *op_like(op, target, shown)]
 
 
 @group_query_attention.accepts

@@ -8,7 +8,6 @@ depend on shapes, dtypes and constants only, it accepts every run of the plan, a
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from ...errors import OperatorError, ResourceExhausted, SonnxError
 from ...ir import graph as ir
 from ...kernels.table import Invalid
 from ...kernels.values import PlanStep, Value
+from ...runtime.executor import Visitor
 from ..bodies import SETTING, Given, has_body, rounds_once
 from ..flat import source
 from ..fusion import fuse
@@ -77,6 +77,21 @@ class ValueChecks(NumpyNamespace):
         """As `Namespace.to_host`."""
         self.reads = True
         return numpy.to_host(x)
+
+
+class InputChecker(Visitor):
+    """Checks the inputs of a composition; computes the definition of another operator."""
+
+    def __init__(self, visitor: Visitor, checks: ValueChecks) -> None:
+        super().__init__(visitor.executor, visitor.budget)
+        self.xp = checks
+
+    def _compute(self, node: ir.Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        operator = node.operator
+        assert operator is not None
+        if not operator.declaration.composes:
+            return super()._compute(node, inputs, frame)
+        return operator.compute(self.xp, inputs, self._attributes(node, operator, frame), 0, operator.declaration.check)
 
 
 Range = tuple[Value, int, int]
@@ -162,8 +177,8 @@ class BodyTraces(Definitions):
         The definition has results; a composition has none.
         """
         assert call.operator is not None
-        checks, visitor = ValueChecks(), copy.copy(self.state.visitor)
-        visitor.xp, visitor.checks_only = checks, True
+        checks = ValueChecks()
+        visitor = InputChecker(self.state.visitor, checks)
         arrays = [v.read() if isinstance(v, Value) else None for v in values]
         with self.budget.clock(runs=True):
             results = visitor.visit(source(call), arrays, [])
