@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Generic
+from typing import Any, Generic
+
+import numpy as np
 
 from ..ir.declaration import newest_declaration
-from ..ir.shapes import MOST, Known, Shape, broadcast_shapes, listed, valid_axes
+from ..ir.shapes import FAILURES, FRESH, MOST, Known, Shape
 from .view import C, GraphView, V
-
-SAME = frozenset({"unary", "shape_of_first"})
-"""Traits of operators whose result has the shape of the first input."""
 
 
 class Types(Generic[V, C]):
@@ -25,7 +24,7 @@ class Types(Generic[V, C]):
     """
 
     def __init__(self, view: GraphView[V, C]) -> None:
-        self.attribute, self.input = view.attribute, view.input
+        self.attribute, self.input, self.version = view.attribute, view.input, view.version
         self._view = view
         self._given: Mapping[V, Shape] = {}
         self._shapes: dict[V, Shape] = {}
@@ -44,10 +43,18 @@ class Types(Generic[V, C]):
         """The values of calls that are sizes."""
         return self._sizes
 
+    def dtype(self, value: V) -> np.dtype[Any] | None:
+        """The dtype of a value; None if it is not known."""
+        return self._view.dtype(value)
+
+    def constant(self, value: V) -> np.ndarray | None:
+        """A value that is a constant tensor; None for any other."""
+        return self._view.constant(value)
+
     def fresh(self) -> str:
         """A name for an unknown size."""
         self._fresh += 1
-        return f"?{self._fresh}"
+        return f"{FRESH}{self._fresh}"
 
     def infer_all(self, calls: Sequence[C]) -> None:
         """Infer the shapes of all values again, after some became known."""
@@ -63,9 +70,9 @@ class Types(Generic[V, C]):
         declaration = newest_declaration(domain, name if domain else self._view.operator(call))
         if declaration is None:
             return
-        with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs
-            rule = declaration.shapes_rule
-            found = rule(self, call) if rule is not None else self._by_traits(declaration.traits, call)
+        with suppress(*FAILURES):
+            rule = declaration.shapes_inference
+            found = None if rule is None else rule(self, call)
             for value, shape in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
                 if shape is not None and value != self._view.absent:
                     self._shapes.setdefault(value, shape)
@@ -73,27 +80,3 @@ class Types(Generic[V, C]):
                 sizes = declaration.sizes_rule(self, call)
                 if sizes is not None and not (isinstance(sizes, tuple) and len(sizes) > MOST):
                     self._sizes[call.outputs[0]] = sizes
-
-    def _by_traits(self, traits: frozenset[str], call: C) -> Shape | None:
-        if traits & SAME:
-            return self.shape(call.inputs[0])
-        if "broadcasting" in traits:
-            return broadcast_shapes(self, [self.shape(i) for i in call.inputs])
-        if "reduction" in traits:
-            return self._reduced(call)
-        if "rank_of_first" in traits:
-            shape = self.shape(call.inputs[0])
-            return None if shape is None else tuple(self.fresh() for _ in shape)
-        return None
-
-    def _reduced(self, call: C) -> Shape | None:
-        shape, (given, axes) = self.shape(call.inputs[0]), listed(self, call, "axes", 1)
-        if shape is None or (given and axes is None):
-            return None
-        if not axes and not self.attribute(call, "noop_with_empty_axes"):
-            axes = tuple(range(len(shape)))
-        gone = valid_axes(axes or (), len(shape))
-        if gone is None:
-            return None
-        keep = self.attribute(call, "keepdims", 1)
-        return tuple(1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone)

@@ -9,8 +9,8 @@ from ...ir.declaration import Host, Ints
 from ...ir.shapes import KnownShapes, Shape
 from ...ir.windows import SAME
 from .._flops import window
-from .._shapes import convolved
-from ..conv import conv, conv_transpose, conv_transpose_shapes, transposed_flops
+from .._shapes import conv_transpose_shapes, convolved
+from ..conv import conv, conv_transpose, transposed_flops
 from ._api import Array, Op, V, Xp, microsoft
 from ._fused import activated, activated_nodes, listed
 
@@ -30,7 +30,7 @@ def _finished_nodes(op: Op, y: V, z: V | None, name: str | None, given: tuple[fl
     return activated_nodes(op, y if z is None else op.Add(y, z), name, lambda one: listed(one, given))
 
 
-@microsoft("FusedConv", 1, traits=("product", "rank_of_first"), weights=WEIGHTS)
+@microsoft("FusedConv", 1, traits=("product",), weights=WEIGHTS)
 def fused_conv(
     xp: Xp,
     x: Array,
@@ -100,7 +100,7 @@ def _channels_last(known: KnownShapes[Any], call: Any) -> Shape | None:
     return (x[0], *(known.fresh() for _ in x[2:]), filters[0])
 
 
-@microsoft("NhwcConv", 1, traits=("product", "rank_of_first"), weights=WEIGHTS)
+@microsoft("NhwcConv", 1, traits=("product",), weights=WEIGHTS)
 def nhwc_conv(
     xp: Xp,
     x: Array,
@@ -143,7 +143,7 @@ def nhwc_conv_body(
     return op.Transpose(y, perm=[0, *range(2, rank), 1])
 
 
-@microsoft("NhwcFusedConv", 1, traits=("product", "rank_of_first"), weights=WEIGHTS)
+@microsoft("NhwcFusedConv", 1, traits=("product",), weights=WEIGHTS)
 def nhwc_fused_conv(
     xp: Xp,
     x: Array,
@@ -196,7 +196,7 @@ def nhwc_fused_conv_body(
 @microsoft(
     "ConvTransposeWithDynamicPads",
     1,
-    traits=("product", "rank_of_first"),
+    traits=("product",),
     weights={0: "the input", 1: "the weight", 3: "the bias"},
 )
 def conv_transpose_with_dynamic_pads(
@@ -222,7 +222,12 @@ def conv_transpose_with_dynamic_pads(
 
 
 conv_transpose_with_dynamic_pads.flops(transposed_flops)
-conv_transpose_with_dynamic_pads.shapes(conv_transpose_shapes)
+
+
+@conv_transpose_with_dynamic_pads.shapes
+def conv_transpose_with_dynamic_pads_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape = conv_transpose_shapes(known, call)
+    return None if shape is None else (*shape[:2], *(known.fresh() for _ in shape[2:]))
 
 
 @conv_transpose_with_dynamic_pads.decomposition

@@ -14,13 +14,13 @@ from ...ir.windows import SAME, windows
 from .._common import length
 from .._shapes import pooled_shapes
 from .._windows import spatial
-from ..sampling import grid_sample_16, grid_sample_16_decomposition
+from ..sampling import grid_sample_16, grid_sample_16_decomposition, grid_sample_shapes
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft
 
 LOWEST = float(np.finfo(np.float32).min)
 
 
-@microsoft("GridSample", 1, widen=False, traits=("rank_of_first",))
+@microsoft("GridSample", 1, widen=False)
 def ms_grid_sample(
     xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> Array:
@@ -29,6 +29,9 @@ def ms_grid_sample(
         kinds = f"{dtypes.onnx_name(x.dtype)} and {dtypes.onnx_name(grid.dtype)}"
         raise OperatorError(f"X and Grid must be floats of one type, got {kinds}", code="SX406")
     return grid_sample_16(xp, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
+
+
+ms_grid_sample.shapes(grid_sample_shapes)
 
 
 @ms_grid_sample.decomposition
@@ -47,7 +50,7 @@ def _places(xp: Xp, first: Array, last: Array, size: int, count: int) -> Array:
     return first[:, None] * (size - 1) + xp.arange(count).astype(first.dtype) * scale[:, None]
 
 
-@microsoft("CropAndResize", 1, traits=("rank_of_first",))
+@microsoft("CropAndResize", 1)
 def crop_and_resize(
     xp: Xp,
     x: Array,
@@ -147,7 +150,7 @@ def crop_and_resize_body(op: Op, x: V, rois: V, batch_indices: V, crop_size: V, 
 # --- pooling under a mask -------------------------------------------------------------------------------------------------
 
 
-@microsoft("MaxpoolWithMask", 1, traits=("rank_of_first",))
+@microsoft("MaxpoolWithMask", 1)
 def maxpool_with_mask(
     xp: Xp,
     x: Array,

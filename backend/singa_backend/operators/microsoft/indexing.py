@@ -11,7 +11,7 @@ from ... import dtypes, limits
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, valid_axes
 from .._common import axis_of, length
-from ..creation import range_, trilu
+from ..creation import range_, range_shapes, trilu
 from ..gather import gather, gather_nd
 from ..order import unique
 from ..pad_slice import pad, pad_shapes
@@ -41,7 +41,7 @@ def ms_gather_nd_body(op: Op, data: V, indices: V) -> V:
     return op.GatherND(data, indices if op.dtype(indices) == np.int64 else op.Cast(indices, to=dtypes.onnx_code(np.int64)))
 
 
-@microsoft("Pad", 1, widen=False, traits=("rank_of_first", "keeps_finite", "moves"))
+@microsoft("Pad", 1, widen=False, traits=("keeps_finite", "moves"))
 def ms_pad(xp: Xp, data: Array, pads: Host[Ints], value: Array | None = None, *, mode: str = "constant") -> Array:
     """Pad as Pad-25; `pads` may have a first axis of 1."""
     return pad(xp, data, pads, value, mode=mode, version=25)
@@ -59,10 +59,13 @@ def _scalar(op: Op, x: V) -> V:
     return op.Reshape(x, op.constant([], np.int64))
 
 
-@microsoft("Range", 1, widen=False, traits=("rank_one", "moves"))
+@microsoft("Range", 1, widen=False, traits=("moves",))
 def ms_range(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray] | None = None) -> Array:
     """Count from start to limit, as Range-27; an absent delta is 1."""
     return range_(xp, start, limit, np.ones((), start.dtype) if delta is None else delta)
+
+
+ms_range.shapes(range_shapes)
 
 
 @ms_range.decomposition

@@ -14,6 +14,7 @@ from ...devices.composed import mean as mean_of
 from ...errors import OperatorError
 from .._common import axis_of
 from .._flops import each_input
+from .._shapes import same_rank
 from ..activation import softplus
 from ..normalization import layer_normalization, layer_normalization_decomposition, rms_normalization
 from ..pad_slice import slice_
@@ -91,7 +92,7 @@ def image_scaler_body(op: Op, x: V, bias: tuple[float, ...] | None, scale: float
     return op.Add(op.Mul(x, scale), shift)
 
 
-@lax("Crop", 1, widen=False, traits=("rank_of_first", "moves", "elements_of_first"))
+@lax("Crop", 1, widen=False, traits=("moves", "elements_of_first"))
 def crop(xp: Xp, x: Array, *, border: Ints | None = None, scale: Ints | None = None) -> Array:
     """Remove `border` (left, top, right, bottom) from images; with `scale`, keep that height and width from the left top."""
     _images(x)
@@ -103,6 +104,9 @@ def crop(xp: Xp, x: Array, *, border: Ints | None = None, scale: Ints | None = N
     if height < max(top + bottom, ends[0]) or width < max(left + right, ends[1]):
         raise OperatorError(f"border {border} and scale {scale} are larger than an image of {x.shape}", code="SX404")
     return x[:, :, top : ends[0], left : ends[1]]
+
+
+crop.shapes(same_rank)
 
 
 @crop.decomposition
@@ -118,11 +122,14 @@ def _images(x: Array) -> None:
         raise OperatorError(f"images must have shape N x C x H x W, got {x.shape}", code="SX404")
 
 
-@lax("DynamicSlice", 1, widen=False, traits=("rank_of_first", "moves", "elements_of_first", "keeps_weights"))
+@lax("DynamicSlice", 1, widen=False, traits=("moves", "elements_of_first", "keeps_weights"))
 def dynamic_slice(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None) -> Array:
     """Slice along `axes`, as Slice of opset 10 without steps."""
     sliced: Array = slice_(xp, x, starts, ends, axes)
     return sliced
+
+
+dynamic_slice.shapes(same_rank)
 
 
 @dynamic_slice.decomposition

@@ -297,7 +297,7 @@ def global_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     return (shape[0], *ones, shape[-1]) if known.attribute(call, "channels_last", 0) else (*shape[:2], *ones)
 
 
-@microsoft("QLinearAveragePool", 1, traits=("rank_of_first",))
+@microsoft("QLinearAveragePool", 1)
 def qlinear_average_pool(
     xp: Xp,
     x: Array,
@@ -357,7 +357,7 @@ def qlinear_average_pool_body(
     return rounded_body(op, y, y_scale, y_zero, op.dtype(x))
 
 
-@microsoft("NhwcMaxPool", 1, traits=("rank_of_first", "elements_of_first"))
+@microsoft("NhwcMaxPool", 1, traits=("elements_of_first",))
 def nhwc_max_pool(
     xp: Xp,
     x: Array,

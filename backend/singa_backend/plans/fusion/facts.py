@@ -6,17 +6,17 @@ A dtype is that of a class of values: the operators' schemas bind the inputs and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ... import dtypes
-from ...ir.declaration import has_trait
+from ...ir.declaration import has_trait, newest_declaration
 from ...ir.graph import ABSENT
-from ...ir.shapes import MOST, Dim, Known, Shape, is_known
+from ...ir.shapes import FAILURES, MOST, Dim, Known, Shape, is_known
+from ...ir.signature import parameter, signature_of
 from ...kernels.values import LazyConstant
-from ...proto.schemas import schemas, type_strings
+from ...proto.schemas import schemas
 from ...rewriting.types import Types
 from ...rewriting.view import GraphView
 from ..region import Region, RegionCall
@@ -37,23 +37,6 @@ def is_pointwise(call: RegionCall | None) -> bool:
     """Whether a call computes one value for each place of its inputs, broadcast."""
     name = operator(call)
     return has_trait("", name, "unary") or has_trait("", name, "broadcasting")
-
-
-@cache
-def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], tuple[Any, ...], bool, bool]:
-    """The type parameter, or the only dtype, of each input and output of an operator, and whether the last ones repeat."""
-    schema = schemas[domain, name][version]
-    allowed = type_strings(schema)
-
-    def bound(parameter: Any) -> Any:
-        names = allowed[parameter.type_str]
-        if not parameter.is_homogeneous or any("seq(" in n or "map(" in n or "optional(" in n for n in names):
-            return None
-        return dtypes.from_type_string(names[0]) if len(names) == 1 else parameter.type_str
-
-    inputs, outputs = list(schema.inputs), list(schema.outputs)
-    repeats = [bool(p) and str(p[-1].option).endswith("Variadic") for p in (inputs, outputs)]
-    return tuple(map(bound, inputs)), tuple(map(bound, outputs)), repeats[0], repeats[1]
 
 
 class Facts(Types[int, RegionCall]):
@@ -146,13 +129,14 @@ class Facts(Types[int, RegionCall]):
     def _infer_dtypes(self, call: RegionCall) -> None:
         if call.node.operator is None or call.has_kernel_only:  # what only plans have is in no schema
             return
-        inputs, outputs, more_in, more_out = _parameters(call.node.domain, call.node.op_type, call.node.operator.version)
+        signature = signature_of(schemas[call.node.domain, call.node.op_type][call.node.operator.version])
         seen: dict[str, int] = {}
-        for values, bound, more in ((call.inputs, inputs, more_in), (call.outputs, outputs, more_out)):
+        for values, parameters in ((call.inputs, signature.inputs), (call.outputs, signature.outputs)):
             for i, value in enumerate(values):
-                kind = bound[i] if i < len(bound) else bound[-1] if more and bound else None
-                if value == ABSENT or kind is None:
+                formal = parameters[i] if i < len(parameters) else parameter(parameters, i)
+                if value == ABSENT or formal is None or formal.bound is None:
                     continue
+                kind = formal.bound
                 if not isinstance(kind, str):
                     self._dtypes.setdefault(self._root(value), kind)
                 elif kind in seen:
@@ -161,5 +145,9 @@ class Facts(Types[int, RegionCall]):
                     seen[kind] = value
                 if isinstance(constant := self.region.constants.get(value), TENSOR):
                     self._dtypes.setdefault(self._root(value), constant.dtype)
-        if call.is_("Cast") and isinstance(call.attributes.get("to"), int):
-            self._dtypes.setdefault(self._root(call.outputs[0]), dtypes.numpy_dtype(call.attributes["to"]))
+        declaration = newest_declaration(call.node.domain, call.node.op_type)
+        if declaration is not None and declaration.dtypes_rule is not None:
+            with suppress(*FAILURES):
+                dtype = declaration.dtypes_rule(self, call)
+                if dtype is not None:
+                    self._dtypes.setdefault(self._root(call.outputs[0]), dtype)
