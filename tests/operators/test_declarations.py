@@ -182,15 +182,8 @@ def _wrong(declaration: Declaration, traits: Collection[str], settings: Collecti
     for trait in ("idempotent", "involution"):
         hold(trait, "unary" in traits and inputs[0].type_str == outputs[0].type_str, "the result is not what it takes")
     hold("cannot_fail", "random" not in traits, "it draws")
-    shapes = [t for t in traits if t.startswith(("rank_", "shape_"))]
-    for trait in shapes:
-        hold(trait, len(shapes) == 1, f"it has several rules of shape: {shapes}")
-    for trait in ("rank_of_length", "rank_of_larger"):
-        hold(trait, bool(inputs) and allowed[inputs[-1].type_str] == ["tensor(int64)"], "the last input is not of int64")
-    hold("rank_of_broadcast", "broadcasting" in traits, "it does not broadcast")
     tensors = inputs[:1] and all(t.startswith("tensor(") for p in (inputs[0], outputs[0]) for t in allowed[p.type_str])
-    for trait in ("rank_of_first", "shape_of_first"):
-        hold(trait, bool(tensors), "the first input or the result is not a tensor")
+    hold("shape_of_first", bool(tensors), "the first input or the result is not a tensor")
     for setting in settings:
         found = [
             (p, type_strings(family[v])[p.type_str]) for v in declaration.versions for p in family[v].inputs if p.name == setting
@@ -230,9 +223,7 @@ def test_meanings_and_weights_agree_with_the_schemas() -> None:
     ("AllReduceDone", 1, ["exchanges", "sends"]),
     ("Bernoulli", 22, ["random_in_training"]),
     ("Abs", 13, ["idempotent"]), ("IsNaN", 20, ["unary", "involution"]), ("Bernoulli", 22, ["random", "cannot_fail"]),
-    ("Pad", 25, ["rank_of_first", "rank_one"]), ("Transpose", 25, ["rank_of_length"]), ("Relu", 14, ["rank_of_larger"]),
-    ("MatMul", 13, ["rank_of_broadcast"]), ("SequenceAt", 11, ["rank_of_first"]), ("ZipMap", 1, ["shape_of_first"]),
-    ("Add", 6, ["broadcasting"]), ("Split", 13, ["rank_of_first"]),
+    ("ZipMap", 1, ["shape_of_first"]), ("Add", 6, ["broadcasting"]),
 ])  # fmt: skip
 def test_a_wrong_trait_is_found(name: str, version: int, traits: list[str]) -> None:
     key = next(k for k in declarations if k[1] == name)
@@ -269,7 +260,6 @@ def _breaks(trait: str, case: NodeCase) -> bool:
     if not isinstance(y, np.ndarray) or not all(isinstance(v, np.ndarray) for v in x):
         return False  # the sequences of Identity
     first = x[0]
-    vector = x[-1].size
     if trait in ("finite", "keeps_finite"):
         known = np.isfinite if trait == "finite" else lambda v: ~np.isnan(v)
         sound = all(v.size and known(v).all() for v in x if v.dtype.kind == "f")
@@ -292,11 +282,7 @@ def _breaks(trait: str, case: NodeCase) -> bool:
         return y.ndim != first.ndim or any(n not in (1, m) for n, m in sizes) if kept else y.ndim > first.ndim
     if trait in ("idempotent", "involution"):
         return _differ(_outputs(case, [y])[0], y if trait == "idempotent" else first)
-    if trait == "shape_of_first":
-        return y.shape != first.shape
-    ranks = {"rank_of_first": first.ndim, "rank_of_length": vector, "rank_of_larger": max(first.ndim, vector), "rank_one": 1,
-             "rank_of_broadcast": max(v.ndim for v in x)}  # fmt: skip
-    return y.ndim != ranks.get(trait, y.ndim)  # cannot_fail: it has not
+    return trait == "shape_of_first" and y.shape != first.shape  # cannot_fail: it has not
 
 
 def _is_nan(value: np.ndarray) -> np.ndarray:
@@ -329,9 +315,7 @@ def test_an_operator_does_what_its_traits_say(domain: str, name: str, trait: str
 
 @pytest.mark.parametrize(("name", "version", "trait"), [
     ("Softmax", 13, "unary"), ("MatMul", 13, "broadcasting"), ("Tile", 13, "reduction"), ("Neg", 13, "idempotent"),
-    ("Abs", 13, "involution"), ("Transpose", 25, "shape_of_first"), ("Squeeze", 25, "rank_of_first"),
-    ("Unsqueeze", 25, "rank_of_length"),
-    ("Reshape", 25, "rank_of_larger"), ("Reshape", 25, "rank_one"), ("MatMul", 13, "rank_of_broadcast"),
+    ("Abs", 13, "involution"), ("Transpose", 25, "shape_of_first"),
     ("Log", 13, "finite"), ("Reciprocal", 13, "finite"), ("Softmax", 13, "keeps_finite"), ("MatMul", 13, "keeps_finite"),
     ("Neg", 13, "elements_of_first"), ("Concat", 13, "view"), ("Tile", 13, "rearranges"), ("Transpose", 25, "pools"),
 ])  # fmt: skip

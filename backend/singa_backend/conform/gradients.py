@@ -173,13 +173,13 @@ def in_double(domain: str, name: str) -> Iterator[None]:
 
     infer = type_inference._inferred
 
-    def inferred(builder: GraphBuilder, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
-        """ONNX's inference may refuse float64 here: then float32 is inferred."""
-        found = infer(builder, node, symbols)
+    def inferred(builder: GraphBuilder, node: NodeProto, symbols: Sequence[Symbol | None], version: int) -> dict[str, TypeProto]:
+        """Inference may refuse float64 here: then float32 is inferred."""
+        found = infer(builder, node, symbols, version)
         if found or (node.domain, node.op_type) != (domain, name):
             return found
         single = [s and replace(s, type=_retyped(s.type, np.float64, np.float32)) for s in symbols]
-        return {n: _retyped(t, np.float32, np.float64) for n, t in infer(builder, node, single).items()}
+        return {n: _retyped(t, np.float32, np.float64) for n, t in infer(builder, node, single, version).items()}
 
     with patch.object(versioned, "_types", following), patch.object(type_inference, "_inferred", inferred):
         evaluate._versioned.cache_clear()

@@ -42,12 +42,14 @@ The work of a call, if it is not one operation for each element of the result (s
 
     softmax.flops(each_input(8))
 
-The shapes of its results, and sizes that it computes, if its traits do not name them (see ir/shapes.py):
+The shapes of its results, and sizes that it computes, if its traits do not name them, and the dtype if the schema binds it to no
+input (see ir/shapes.py):
 
     @flatten.shapes
     def flatten_shapes(known: KnownShapes[Any], call: Any) -> Shape | None: ...
 
     size.sizes(lambda known, call: ...)
+    cast.dtypes(lambda known, call: ...)
 
 Facts of the operator that other modules use are `traits` (see TRAITS) and `settings`:
 
@@ -80,7 +82,7 @@ from ..devices.namespaces import Xp
 from ..domains import load_domain, waiting
 from ..errors import InvalidInput, OperatorError
 from ..proto.schemas import is_custom, schemas
-from .shapes import ShapesRule, SizesRule
+from .shapes import RULES_OF_TRAITS, DtypesRule, ShapesRule, SizesRule
 
 T = TypeVar("T")
 WorkShape: TypeAlias = tuple[int, ...] | None
@@ -110,11 +112,6 @@ TRAITS = {
     "idempotent": "f(f(x)) is f(x)",
     "involution": "f(f(x)) is x",
     "shape_of_first": "the result has the shape of the first input, and its dtype unless the schema fixes one",
-    "rank_of_first": "the result has the rank of the first input",
-    "rank_of_length": "the rank of the result is the length of the last input, a vector",
-    "rank_of_larger": "the rank of the result is the larger of the first input's rank and the length of the last input, a vector",
-    "rank_of_broadcast": "the rank of the result is the largest of the inputs' ranks",
-    "rank_one": "the result is a vector",
     "finite": "the results for finite inputs that are not empty are finite, unless one overflows",
     "keeps_finite": "no NaN is made of infinities",
     "epilogue": "kernels of ONNX's operators may compute it with the call before it, of whose result it is a function",
@@ -133,10 +130,7 @@ TRAITS = {
     "on_sizes": "exporters use it in arithmetic on shapes, and the results are about as large as the inputs",
     "moves": "counts as no floating point operation: values are moved, selected, cast or numbered",
 }
-"""The traits that a declaration may have, and the meaning of each.
-
-The traits of shape and rank complete ONNX's inference, which returns no shape for these results.
-"""
+"""The traits that a declaration may have, and the meaning of each."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +197,7 @@ class Declaration:
     flops_rule: FlopsRule | None = None
     shapes_rule: ShapesRule | None = None
     sizes_rule: SizesRule | None = None
+    dtypes_rule: DtypesRule | None = None
     reason: str = ""
     floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
     composes: bool = False
@@ -311,11 +306,12 @@ class Declaration:
     def shapes(self, rule: ShapesRule) -> ShapesRule:
         """Declare the shapes of the results, for all versions with the present meaning; declared with the newest version.
 
-        Without a rule they are known from the traits: unary, broadcasting, reduction, shape_of_first, rank_of_first.
+        Without a rule they are known from the traits: unary, broadcasting, reduction, shape_of_first.
         """
         if self.shapes_rule is not None:
             raise ValueError(f"the shapes of {self} are declared twice")
         self.shapes_rule = rule
+        self.__dict__.pop("shapes_inference", None)
         return rule
 
     def sizes(self, rule: SizesRule) -> SizesRule:
@@ -324,6 +320,20 @@ class Declaration:
             raise ValueError(f"the sizes of {self} are declared twice")
         self.sizes_rule = rule
         return rule
+
+    def dtypes(self, rule: DtypesRule) -> DtypesRule:
+        """Declare the dtype of the first output, if the schema binds it to no input; as `shapes`."""
+        if self.dtypes_rule is not None:
+            raise ValueError(f"the dtypes of {self} are declared twice")
+        self.dtypes_rule = rule
+        return rule
+
+    @cached_property
+    def shapes_inference(self) -> ShapesRule | None:
+        """The rule of the shapes of the results: the declared one, or that of a trait."""
+        if self.shapes_rule is not None:
+            return self.shapes_rule
+        return next((rule for trait, rule in RULES_OF_TRAITS.items() if trait in self.traits), None)
 
     def _once(self, what: str) -> None:
         if self.gradient_rule is not None or self.reason:

@@ -136,11 +136,15 @@ def scaled(axis: int, old: int, scale: float, roi: tuple[float, float] = (0.0, 1
     return Span(axis, old, new, scale, 1.0, *roi)
 
 
+POLICIES = ("stretch", "not_larger", "not_smaller")
+"""The values of keep_aspect_ratio_policy."""
+
+
 def sized(axes: Ints, shape: Ints, sizes: Ints, policy: str, rois: Sequence[tuple[float, float]]) -> list[Span]:
     """Return axes resized to sizes; with a policy other than "stretch", the sizes are bounds of a common scale."""
     if min(sizes, default=0) < 0:
         raise OperatorError(f"sizes must not be negative, got {sizes}", code="SX404")
-    if policy not in ("stretch", "not_larger", "not_smaller"):
+    if policy not in POLICIES:
         raise OperatorError(f"keep_aspect_ratio_policy must be stretch, not_larger or not_smaller, got {policy!r}", code="SX404")
     pairs = [(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
     if policy == "stretch" or any(old == 0 for _, old in pairs):

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from ..errors import OperatorError
-from ..ir.shapes import Dim, Known, KnownShapes, Shape, ShapesRule, SizesRule, broadcast_shapes
-from ..ir.windows import windows
+from ..ir.shapes import (
+    Dim,
+    Known,
+    KnownShapes,
+    Shape,
+    ShapesRule,
+    SizesRule,
+    Unsure,
+    agree,
+    broadcast_shapes,
+    is_known,
+    open_shape,
+)
+from ..ir.windows import SAME, explicit, pads_of, per_axis, transposed, windows
 
 FIRST = (0, -1)
 """The axis of a vector."""
@@ -17,9 +27,10 @@ LIMIT = 1 << 31
 """The magnitude of sizes that are computed here: larger ones may be taken modulo 2^n."""
 
 
-def same_shape(known: KnownShapes[Any], call: Any) -> Shape | None:
-    """The shape of the first input."""
-    return known.shape(call.inputs[0])
+def same_rank(known: KnownShapes[Any], call: Any) -> Shape | None:
+    """A result with the rank of the first input."""
+    shape = known.shape(call.inputs[0])
+    return None if shape is None else open_shape(known, len(shape))
 
 
 def same_sizes(known: KnownShapes[Any], call: Any) -> Known | None:
@@ -31,15 +42,19 @@ def reshaped(known: KnownShapes[Any], shape: Shape | None, target: Known | None,
     """The shape of a Reshape to these sizes; None if its rank is not known."""
     if not isinstance(target, tuple):
         return None
+    if target.count(-1) > 1 or any(isinstance(d, int) and d < -1 for d in target):
+        raise Unsure
     made: list[Dim] = []
     for i, size in enumerate(target):
         if size == 0 and not zero:
-            made.append(shape[i] if shape is not None and i < len(shape) else known.fresh())
+            made.append(known.fresh() if shape is None else shape[i])
         else:
             made.append(size)
     if -1 in made:
         at = made.index(-1)
         made[at] = _rest(known, shape, [*made[:at], *made[at + 1 :]])
+    elif shape is not None and is_known((*shape, *made)) and math.prod(map(int, shape)) != math.prod(map(int, made)):
+        raise Unsure
     return tuple(made)
 
 
@@ -53,7 +68,9 @@ def _rest(known: KnownShapes[Any], shape: Shape | None, others: Sequence[Dim]) -
             return known.fresh()
         left.remove(name)
     if not divisor or count % divisor:
-        return known.fresh()
+        if left:
+            return known.fresh()
+        raise Unsure
     if left:
         return left[0] if len(left) == 1 and count == divisor else known.fresh()
     return count // divisor
@@ -69,8 +86,10 @@ def multiplied(weight: int = 1) -> ShapesRule:
 
     def rule(known: KnownShapes[Any], call: Any) -> Shape | None:
         a, b = known.shape(call.inputs[0]), known.shape(call.inputs[weight])
-        if a is None or b is None or not a or not b:
+        if a is None or b is None:
             return None
+        if not a or not b or not agree(a[-1:], b[-2:][:1]):
+            raise Unsure
         lead = broadcast_shapes(known, [a[:-2], b[:-2]]) or ()
         return (*lead, *a[-2:-1][: len(a) - 1], *(b[-1:] if len(b) > 1 else ()))
 
@@ -88,42 +107,93 @@ def windowed(
         channels: the second size of the result; None if it is not known.
         kernel: the size of a window.
         partial: a window may be partly outside, as those of poolings with ceil_mode.
-        inverse: whether the windows are those of the result, as a ConvTranspose has them: their number is not computed.
+        inverse: whether the windows are those of the result, as a ConvTranspose has them.
     """
     shape, n = known.shape(call.inputs[0]), len(kernel)
-    made: list[Dim] = [shape[0] if shape else known.fresh(), channels if channels is not None else known.fresh()]
+    if shape is not None and len(shape) != n + 2:
+        raise Unsure
     auto = known.attribute(call, "auto_pad") or "NOTSET"
     auto = auto.decode() if isinstance(auto, bytes) else auto
-    named = [tuple(known.attribute(call, k) or ()) for k in ("strides", "dilations", "pads")]
-    fits = not inverse and all(len(v) in (0, m) for v, m in zip(named, (n, n, 2 * n), strict=True))
-    ceil = known.attribute(call, "ceil_mode", 0)
+    pads = known.attribute(call, "pads")
+    strides, dilations = (per_axis(k, known.attribute(call, k), n) for k in ("strides", "dilations"))
+    begins, ends = pads_of(pads, n)
+    extra = per_axis("output_padding", known.attribute(call, "output_padding") if inverse else None, n, low=0)
+    numbers = [k for k in kernel if isinstance(k, int)]
+    if min(numbers, default=1) < 1 or max(*numbers, *strides, *dilations, *begins, *ends, *extra) >= LIMIT:
+        raise Unsure
+    ignored = pads is not None and not explicit(auto) and (auto in SAME or any(pads))  # onnx's inference ignores auto_pad instead
+    ceil = not inverse and known.attribute(call, "ceil_mode", 0)
+    made: list[Dim] = [shape[0] if shape else known.fresh(), known.fresh() if channels is None else channels]
     for i, window in enumerate(kernel):
-        size = shape[i + 2] if shape is not None and len(shape) == n + 2 else None
-        found: Dim | None = None
-        if fits and isinstance(size, int) and isinstance(window, int):
-            strides, dilations, pads = (v[i::n] for v in named)
-            with suppress(OperatorError):
-                found = windows([size], [window], strides, pads, dilations, auto, ceil, partial).counts[0]
-        made.append(known.fresh() if found is None else found)
+        size = None if shape is None else shape[i + 2]
+        if ignored or not isinstance(size, int) or not isinstance(window, int):
+            made.append(known.fresh())
+            continue
+        how = (strides[i],), (begins[i], ends[i]), (dilations[i],), auto
+        reach = (window - 1) * dilations[i] + 1
+        if inverse:
+            count = transposed((size,), (window,), *how, (extra[i],), None).sizes[0]
+            differs = auto in SAME and reach + extra[i] < strides[i]  # onnx's inference omits cells that no window reaches
+        else:
+            count = windows((size,), (window,), *how, ceil, partial).counts[0]
+            room = size + begins[i] + ends[i] - reach
+            differs = ceil and explicit(auto) and count <= -(-room // strides[i])  # and counts a window that is only padding
+        made.append(known.fresh() if differs else count)
     return tuple(made)
+
+
+def _kernel(known: KnownShapes[Any], call: Any, filters: Shape) -> Sequence[Dim]:
+    """The window of a convolution: the attribute, which the filters must have, or that of the filters."""
+    given = known.attribute(call, "kernel_shape") or filters[2:]
+    if not agree(given, filters[2:]) or len(filters) < 3:
+        raise Unsure
+    return tuple(given)
 
 
 def convolved(weight: int = 1) -> ShapesRule:
     """A convolution.  weight: the index of the filters."""
 
     def rule(known: KnownShapes[Any], call: Any) -> Shape | None:
-        filters = known.shape(call.inputs[weight])
-        if filters is None or len(filters) < 3:
+        x, filters = known.shape(call.inputs[0]), known.shape(call.inputs[weight])
+        if filters is None:
             return None
-        return windowed(known, call, filters[0], filters[2:], partial=False)
+        if x is not None and len(x) > 1:
+            check_groups(x[1], filters[1], known.attribute(call, "group", 1))
+        return windowed(known, call, filters[0], _kernel(known, call, filters), partial=False)
 
     return rule
+
+
+def conv_transpose_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    """A transposed convolution."""
+    x, filters, group = known.shape(call.inputs[0]), known.shape(call.inputs[1]), known.attribute(call, "group", 1)
+    if filters is None:
+        return None
+    if x is not None and len(x) > 1:
+        check_groups(x[1], None, group)
+        if not agree(x[1:2], filters[:1]):
+            raise Unsure
+    channels = filters[1] * group if isinstance(filters[1], int) else filters[1] if group == 1 else None
+    shape = windowed(known, call, channels, _kernel(known, call, filters), partial=False, inverse=True)
+    fixed = tuple((known.attribute(call, "output_shape") or ())[2 - len(shape) :])
+    if not fixed:
+        return shape
+    if x is None or any(not isinstance(d, int) or d > f for d, f in zip(x[2:], fixed, strict=True)):
+        raise Unsure  # a file must state the false rank that onnx infers for sizes below those of the input
+    return *shape[:2], *fixed
+
+
+def check_groups(channels: Dim, each: Dim | None, group: int) -> None:
+    """Raise Unsure if the channels of a convolution cannot be split into its groups, with `each` in one of them."""
+    wrong = isinstance(channels, int) and (channels % group or (isinstance(each, int) and channels != each * group))
+    if not 0 < group < LIMIT or wrong:
+        raise Unsure
 
 
 def pooled_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
     """A pooling: all of its results have one shape."""
     shape, kernel = known.shape(call.inputs[0]), known.attribute(call, "kernel_shape")
-    if shape is None or len(shape) < 3 or len(kernel) != len(shape) - 2:
+    if shape is None:
         return None
     return [windowed(known, call, shape[1], kernel, partial=True)] * len(call.outputs)
 
@@ -131,16 +201,22 @@ def pooled_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | No
 def pooled_to_one(known: KnownShapes[Any], call: Any) -> Shape | None:
     """A global pooling: one value for each channel."""
     shape = known.shape(call.inputs[0])
-    return None if shape is None or len(shape) < 3 else (*shape[:2], *[1] * (len(shape) - 2))
+    if shape is not None and len(shape) < 3:
+        raise Unsure
+    return None if shape is None else (*shape[:2], *[1] * (len(shape) - 2))
 
 
 def recurrent_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
     """A recurrent layer: the states of all steps, the last one, and the last cell of an LSTM."""
-    x, weight = known.shape(call.inputs[0]), known.shape(call.inputs[2])
-    if x is None or weight is None or len(x) != 3 or len(weight) != 3 or known.attribute(call, "layout"):
-        return None
-    last = (weight[0], x[1], weight[2])
-    return [(x[0], weight[0], x[1], weight[2]), last, last]
+    x, weight, hidden = known.shape(call.inputs[0]), known.shape(call.inputs[2]), known.attribute(call, "hidden_size")
+    directions = {"forward": 1, "reverse": 1, "bidirectional": 2}[known.attribute(call, "direction", "forward")]
+    if hidden is None:
+        hidden = known.fresh() if weight is None else weight[2]
+    if known.attribute(call, "layout") or not (isinstance(hidden, str) or 0 < hidden < LIMIT):
+        raise Unsure
+    steps, batch, _ = (known.fresh() for _ in range(3)) if x is None else x
+    last = (directions, batch, hidden)
+    return [(steps, directions, batch, hidden), last, last]
 
 
 def computed(compute: Callable[[int, int], int | None]) -> SizesRule:

@@ -10,6 +10,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import operator
+from ..ir.shapes import same_shape
 from ._api import Array
 from ._common import axis_of, rows
 from ._flops import each_input
@@ -141,6 +142,9 @@ def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     if slope.ndim > x.ndim or any(s not in (1, n) for s, n in zip(slope.shape[::-1], x.shape[::-1], strict=False)):
         raise OperatorError(f"slope of shape {slope.shape} does not broadcast to x of shape {x.shape}", code="SX404")
     return xp.where(x < 0, slope * x, x)
+
+
+prelu.shapes(same_shape)
 
 
 @prelu.gradient

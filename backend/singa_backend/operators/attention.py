@@ -14,7 +14,7 @@ from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import WorkShape, operator
-from ..ir.shapes import KnownShapes, Shape
+from ..ir.shapes import KnownShapes, Shape, Unsure
 from ._api import Array
 from ._common import length
 from ._flops import size
@@ -300,12 +300,16 @@ def attention_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], 
 @attention.shapes
 def attention_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
     q, v = known.shape(call.inputs[0]), known.shape(call.inputs[2])
-    if q is None or v is None or len(q) != len(v) or len(q) not in (3, 4):
+    heads, of_v = known.attribute(call, "q_num_heads"), known.attribute(call, "kv_num_heads")
+    if q is not None and (len(q), bool(heads), bool(of_v)) not in ((3, True, True), (4, False, False)):
+        raise Unsure
+    if q is None or v is None:
         return None
+    if len(q) != len(v):
+        raise Unsure
     if len(q) == 4:
         return [(*q[:3], v[3])]
-    heads, of_v = known.attribute(call, "q_num_heads"), known.attribute(call, "kv_num_heads")
-    size = v[2] // of_v * heads if isinstance(v[2], int) and heads and of_v else known.fresh()
+    size = v[2] // of_v * heads if isinstance(v[2], int) else known.fresh()
     return [(*q[:2], size)]
 
 

@@ -212,6 +212,11 @@ def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up"
     return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), round_mode=round_mode)
 
 
+@cast.dtypes
+def cast_dtypes(known: KnownShapes[Any], call: Any) -> np.dtype[Any]:
+    return dtypes.numpy_dtype(known.attribute(call, "to"))
+
+
 @cast.sizes
 def cast_sizes(known: KnownShapes[Any], call: Any) -> Known | None:
     sizes = known.sizes(call.inputs[0])

@@ -14,12 +14,11 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints, WorkShape, operator
-from ..ir.shapes import KnownShapes, Shape
 from ..ir.windows import SAME, Windows, before_11, per_axis, transposed, windows
 from ._api import Array
 from ._common import clamped
 from ._flops import size, window
-from ._shapes import convolved, windowed
+from ._shapes import conv_transpose_shapes, convolved
 from ._windows import before, cells, extent, framed, frames, places, spatial, unframed
 
 BLOCK, COLUMNS = 1 << 17, 128
@@ -96,7 +95,7 @@ def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool
 
 
 @operator("Conv", 1, 11, 22,
-          traits=("product", "rank_of_first", "finite", "linear", "reads_quantized"),
+          traits=("product", "finite", "linear", "reads_quantized"),
           weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv(
     xp: Xp,
@@ -358,7 +357,7 @@ def spread(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
 
 
 @operator("ConvTranspose", 11, 22,
-          traits=("product", "rank_of_first", "finite", "linear", "reads_quantized"),
+          traits=("product", "finite", "linear", "reads_quantized"),
           weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv_transpose(
     xp: Xp,
@@ -389,13 +388,7 @@ def transposed_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape],
     return 2 * size(inputs[0]) * size((inputs[1] or ())[1:])
 
 
-@conv_transpose.shapes
-def conv_transpose_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
-    filters = known.shape(call.inputs[1])
-    if filters is None or len(filters) < 3:
-        return None
-    channels = filters[1] * known.attribute(call, "group", 1) if isinstance(filters[1], int) else None
-    return windowed(known, call, channels, filters[2:], partial=False, inverse=True)
+conv_transpose.shapes(conv_transpose_shapes)
 
 
 @conv_transpose.gradient

@@ -13,7 +13,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, operator
-from ..ir.shapes import KnownShapes, Shape
+from ..ir.shapes import KnownShapes, Shape, Unsure, open_shape
 from ._api import Array
 from ._common import axis_of, blank
 
@@ -45,7 +45,7 @@ def constant(
 constant.no_gradient("constant")
 
 
-@operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False, traits=("rank_of_length", "moves"))
+@operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False, traits=("moves",))
 def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = None) -> Array:
     if any(d < 0 for d in shape):
         raise OperatorError(f"the shape must not have negative dimensions, got {shape}", code="SX404")
@@ -60,8 +60,18 @@ def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = N
 
 @constant_of_shape.shapes
 def constant_of_shape_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
-    target = known.sizes(call.inputs[0])
-    return target if isinstance(target, tuple) else None
+    target, lengths = known.sizes(call.inputs[0]), known.shape(call.inputs[0])
+    if not isinstance(target, tuple):
+        return None if lengths is None else open_shape(known, *lengths)
+    if any(isinstance(d, int) and d < 0 for d in target):
+        raise Unsure
+    return target
+
+
+@constant_of_shape.dtypes
+def constant_of_shape_dtypes(known: KnownShapes[Any], call: Any) -> np.dtype[Any]:
+    value = known.attribute(call, "value")
+    return np.dtype(np.float32) if value is None else np.dtype(value.dtype)
 
 
 constant_of_shape.no_gradient("constant")
@@ -78,10 +88,24 @@ def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array
     return xp.eye(*x.shape, k=k).astype(made) if made in dtypes.HALVES else xp.eye(*x.shape, k=k, dtype=made)
 
 
+@eye_like.shapes
+def eye_like_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape = known.shape(call.inputs[0])
+    if shape is not None and len(shape) != 2:
+        raise Unsure
+    return shape
+
+
+@eye_like.dtypes
+def eye_like_dtypes(known: KnownShapes[Any], call: Any) -> np.dtype[Any] | None:
+    code = known.attribute(call, "dtype")
+    return known.dtype(call.inputs[0]) if code is None else dtypes.numpy_dtype(code)
+
+
 eye_like.no_gradient("constant")
 
 
-@operator("Range", 11, 27, widen=False, traits=("rank_one", "moves"))
+@operator("Range", 11, 27, widen=False, traits=("moves",))
 def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray], *, stash_type: int = 1) -> Array:
     """Return start, start + delta, ... without the limit; the number of values is computed in integers or float64."""
     if not start.size == limit.size == delta.size == 1:
@@ -107,6 +131,13 @@ def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host
             raise OperatorError(f"stash_type must be 1 (float) or 11 (double), got {stash_type}", code="SX404")
     i = xp.arange(max(math.ceil(length), 0)).astype(compute)
     return (a + i * step).astype(dtype)
+
+
+@range_.shapes
+def range_shapes(known: KnownShapes[Any], call: Any) -> Shape:
+    if any(known.shape(i) not in ((), None) for i in call.inputs) or all(known.constant(i) is not None for i in call.inputs):
+        raise Unsure  # the length of constants is computed where they are folded
+    return (known.fresh(),)
 
 
 @range_.gradient
@@ -136,13 +167,21 @@ def range_decomposition(op: Op, start: V, limit: V, delta: V, stash_type: int) -
     return op.Cast(op.Add(a, op.Mul(op.Cast(i, to=int(code)), step)), to=dtypes.onnx_code(dtype))
 
 
-@operator("Trilu", 14, widen=False, traits=("moves", "shape_of_first"))
+@operator("Trilu", 14, widen=False, traits=("moves",))
 def trilu(xp: Xp, x: Array, k: Host[int] = 0, *, upper: int = 1) -> Array:
     if x.ndim < 2:
         raise OperatorError(f"Trilu takes matrices, got shape {x.shape}", code="SX404")
     diagonal = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
     kept = diagonal >= k if upper else diagonal <= k
     return xp.where(kept, x, blank(xp, (1,), x.dtype))
+
+
+@trilu.shapes
+def trilu_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, diagonal = known.shape(call.inputs[0]), known.input(call, 1)
+    if (shape is not None and len(shape) < 2) or (diagonal is not None and known.shape(diagonal) not in ((), None)):
+        raise Unsure
+    return shape
 
 
 @trilu.gradient

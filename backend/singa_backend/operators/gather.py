@@ -12,7 +12,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Version, operator
-from ..ir.shapes import Known, KnownShapes, Shape, is_known
+from ..ir.shapes import Dim, Known, KnownShapes, Shape, is_known
 from ._api import Array
 from ._common import axis_of, length, other_factors
 from ._shapes import FIRST
@@ -30,9 +30,9 @@ def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
 @gather.shapes
 def gather_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     table, index, axis = known.shape(call.inputs[0]), known.shape(call.inputs[1]), known.attribute(call, "axis", 0)
-    if table is None or index is None or not -len(table) <= axis < len(table):
+    if table is None or index is None:
         return None
-    axis %= len(table)
+    axis = axis_of(axis, len(table))
     return *table[:axis], *index, *table[axis + 1 :]
 
 
@@ -281,3 +281,10 @@ def non_zero(xp: Xp, x: Array) -> Array:
     """A scalar does not have axes: the shape of its indices is (0, 1) or (0, 0)."""
     places = xp.nonzero(x.reshape(1) if x.ndim == 0 else x)
     return xp.stack(places).astype(np.int64) if x.ndim else xp.zeros((0, len(places[0])), np.int64)
+
+
+@non_zero.shapes
+def non_zero_shapes(known: KnownShapes[Any], call: Any) -> Shape:
+    shape = known.shape(call.inputs[0])
+    rank: Dim = known.fresh() if shape is None else len(shape)
+    return rank, known.fresh()

@@ -14,7 +14,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import WorkShape, operator
-from ..ir.shapes import KnownShapes, Shape
+from ..ir.shapes import Dim, KnownShapes, Shape, Unsure, agree
 from ._api import Array
 from ._common import clamped, length
 from ._flops import product
@@ -136,8 +136,19 @@ def gemm_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], outpu
 @gemm.shapes
 def gemm_shapes(known: KnownShapes[Any], call: Any) -> Shape:
     a, b = known.shape(call.inputs[0]), known.shape(call.inputs[1])
-    rows = a[1 if known.attribute(call, "transA") else 0] if a and len(a) == 2 else known.fresh()
-    return rows, b[0 if known.attribute(call, "transB") else 1] if b and len(b) == 2 else known.fresh()
+    rows, inner = _matrix(known, a, known.attribute(call, "transA", 0))
+    other, columns = _matrix(known, b, known.attribute(call, "transB", 0))
+    if not agree((inner,), (other,)):
+        raise Unsure
+    return rows, columns
+
+
+def _matrix(known: KnownShapes[Any], shape: Shape | None, transposed: int) -> tuple[Dim, Dim]:
+    """The rows and columns of a factor of Gemm."""
+    if (shape is not None and len(shape) != 2) or transposed not in (0, 1):
+        raise Unsure
+    rows, columns = (known.fresh(), known.fresh()) if shape is None else shape
+    return (columns, rows) if transposed else (rows, columns)
 
 
 @gemm.gradient

@@ -109,12 +109,12 @@ def less_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -
     return op.Less(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("GreaterOrEqual", 12, 16, traits=("broadcasting", "rank_of_broadcast"))
+@operator("GreaterOrEqual", 12, 16, traits=("broadcasting",))
 def greater_or_equal(xp: Xp, a: Array, b: Array) -> Array:
     return a >= b
 
 
-@operator("LessOrEqual", 12, 16, traits=("broadcasting", "rank_of_broadcast"))
+@operator("LessOrEqual", 12, 16, traits=("broadcasting",))
 def less_or_equal(xp: Xp, a: Array, b: Array) -> Array:
     return a <= b
 

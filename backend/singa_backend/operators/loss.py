@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import operator
+from ..ir.shapes import KnownShapes, Shape, Unsure, agree, same_size
 from ._api import Array
 
 
@@ -34,6 +37,23 @@ def negative_log_likelihood_loss(
     if reduction == "none":
         return loss
     return loss.sum() if reduction == "sum" else loss.sum() / w.sum()
+
+
+@negative_log_likelihood_loss.shapes
+def loss_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None]:
+    """The loss, and the logarithms of probabilities of SoftmaxCrossEntropyLoss."""
+    scores, labels, weights = known.shape(call.inputs[0]), known.shape(call.inputs[1]), known.input(call, 2)
+    each = None if weights is None else known.shape(weights)
+    if scores is not None and (len(scores) < 2 or (each is not None and not agree(each, scores[1:2]))):
+        raise Unsure
+    if scores is not None and labels is not None:
+        if not agree((scores[0], *scores[2:]), labels):
+            raise Unsure
+        labels = tuple(map(same_size, zip(labels, (scores[0], *scores[2:]), strict=True)))
+    reduction = known.attribute(call, "reduction", "mean")
+    if reduction not in ("none", "mean", "sum"):
+        raise Unsure
+    return [labels if reduction == "none" else (), scores]
 
 
 @negative_log_likelihood_loss.gradient
@@ -78,6 +98,9 @@ def softmax_cross_entropy_loss(
     log_prob = z - xp.log(xp.sum_over(xp.exp(z), (1,), True))
     loss = negative_log_likelihood_loss(xp, log_prob, labels, weights, ignore_index=ignore_index, reduction=reduction)
     return loss, log_prob
+
+
+softmax_cross_entropy_loss.shapes(loss_shapes)
 
 
 @softmax_cross_entropy_loss.gradient

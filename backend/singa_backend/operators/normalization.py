@@ -15,6 +15,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints, Version, Wanted, WorkShape, operator
+from ..ir.shapes import Dim, KnownShapes, Shape, Unsure, agree
 from ._api import Array
 from ._common import axes_of, axis_of
 from ._flops import each_input, size
@@ -87,9 +88,7 @@ def _per_feature(v: Array, x: Array, what: str) -> Array:
     return v.reshape(x.shape[1:])
 
 
-@operator(
-    "BatchNormalization", 14, 15, traits=("shape_of_first", "norm"), meaning_since=7, weights={1: "the scale", 2: "the bias"}
-)
+@operator("BatchNormalization", 14, 15, traits=("norm",), meaning_since=7, weights={1: "the scale", 2: "the bias"})
 def batch_normalization(
     xp: Xp,
     x: Array,
@@ -109,6 +108,24 @@ def batch_normalization(
 
 
 batch_normalization.flops(each_input(2))
+
+
+@batch_normalization.shapes
+def batch_normalization_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None]:
+    first, training = known.shape(call.inputs[0]), known.attribute(call, "training_mode")
+    if training is not None and (training not in (0, 1) or (len(call.outputs) > 1 and not training)):
+        raise Unsure
+    channels: Dim | None = None if first is None else first[1] if len(first) > 1 else 1
+    for i in call.inputs[1:5]:
+        shape = known.shape(i)
+        if shape is not None and len(shape) != 1 and known.attribute(call, "spatial", 1):
+            raise Unsure
+        if shape is not None and len(shape) == 1:
+            if channels is not None and not agree(shape, (channels,)):
+                raise Unsure
+            channels = shape[0] if channels is None or isinstance(shape[0], int) else channels
+    statistics = None if channels is None else (channels,)
+    return [first, statistics, statistics]
 
 
 @batch_normalization.gradient
@@ -246,7 +263,7 @@ def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
 # --- over an instance, a group, the last axes
 
 
-@operator("InstanceNormalization", 1, 6, 22, traits=("shape_of_first", "norm"), weights={1: "the scale", 2: "the bias"})
+@operator("InstanceNormalization", 1, 6, 22, traits=("norm",), weights={1: "the scale", 2: "the bias"})
 def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5) -> Array:
     scale, b = _per_channel(scale, x, "scale"), _per_channel(b, x, "B")
     d, _, var = moments(xp, x, tuple(range(2, x.ndim)))
@@ -254,6 +271,14 @@ def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon:
 
 
 instance_normalization.flops(each_input(8))
+
+
+@instance_normalization.shapes
+def instance_normalization_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    first, *others = (known.shape(i) for i in call.inputs)
+    if first is not None and (len(first) < 2 or not all(s is None or agree(s, (first[1],)) for s in others)):
+        raise Unsure
+    return first
 
 
 @instance_normalization.decomposition

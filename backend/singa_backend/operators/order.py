@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .. import limits
@@ -9,6 +11,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, operator
+from ..ir.shapes import KnownShapes, Shape, Unsure
 from ._api import Array
 from ._common import axis_of
 from ._flops import each_input, unknown
@@ -99,12 +102,23 @@ def _arg(xp: Xp, x: Array, pick: str, axis: int, keepdims: int, last: int) -> Ar
     return xp.expand_dims(i, axis) if keepdims else i
 
 
+def _arg_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, keep = known.shape(call.inputs[0]), known.attribute(call, "keepdims", 1)
+    if shape is None:
+        return None
+    at = axis_of(known.attribute(call, "axis", 0), len(shape))
+    if keep not in (0, 1):
+        raise Unsure
+    return tuple(1 if i == at else d for i, d in enumerate(shape) if keep or i != at)
+
+
 @operator("ArgMax", 1, 11, 12, 13)
 def arg_max(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
     return _arg(xp, x, "argmax", axis, keepdims, select_last_index)
 
 
 arg_max.flops(each_input(1))
+arg_max.shapes(_arg_shapes)
 
 
 @operator("ArgMin", 1, 11, 12, 13)
@@ -113,6 +127,7 @@ def arg_min(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_i
 
 
 arg_min.flops(each_input(1))
+arg_min.shapes(_arg_shapes)
 
 
 # --- Unique ---------------------------------------------------------------------------------------------------------
@@ -216,12 +231,20 @@ def _running(xp: Xp, x: Array, operation: str, axis: int, exclusive: int, revers
     return xp.flip(y, axis) if reverse else y
 
 
-@operator("CumSum", 11, 14, traits=("finite", "shape_of_first", "on_sizes"))
+@operator("CumSum", 11, 14, traits=("finite", "on_sizes"))
 def cum_sum(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: int = 0) -> Array:
     return _running(xp, x, "cumsum", axis, exclusive, reverse)
 
 
 cum_sum.flops(each_input(1))
+
+
+@cum_sum.shapes
+def cum_sum_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, axis = known.shape(call.inputs[0]), known.shape(call.inputs[1])
+    if shape == () or (axis is not None and len(axis) > 1):
+        raise Unsure
+    return shape
 
 
 @cum_sum.gradient

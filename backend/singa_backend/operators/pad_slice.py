@@ -12,14 +12,14 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Version, operator
-from ..ir.shapes import KnownShapes, Shape, integers, listed, places
+from ..ir.shapes import KnownShapes, Shape, Unsure, integers, is_known, listed, open_shape, places
 from ..ir.slices import slice_of
 from ._api import Array
-from ._common import axes_of, blank
+from ._common import axes_of, axis_of, blank
 
 
 @operator("Slice", 10, 11, 13, widen=False,
-          traits=("rank_of_first", "keeps_finite", "moves", "elements_of_first", "view", "keeps_weights",
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights",
                   "on_sizes"))  # fmt: skip
 def slice_(
     xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None, steps: Host[Ints] | None = None
@@ -52,8 +52,11 @@ def slice_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if not isinstance(axis, int) or not -rank <= axis < rank:
-            return None
+        if not isinstance(axis, int):
+            return open_shape(known, rank)
+        axis = axis_of(axis, rank)
+        if step == 0:
+            raise Unsure
         size = made[axis]
         if not (isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step):
             made[axis] = known.fresh()
@@ -162,7 +165,7 @@ def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, 
     return x
 
 
-@operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_first", "keeps_finite", "moves", "keeps_weights"))
+@operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False, traits=("keeps_finite", "moves", "keeps_weights"))
 def pad(
     xp: Xp,
     x: Array,
@@ -188,14 +191,20 @@ def pad_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     if shape is None:
         return None
     axes = axes if placed else tuple(range(len(shape)))
-    if pads is None or axes is None:
-        return tuple(known.fresh() for _ in shape)
-    made, count = list(shape), len(axes)
-    for i, axis in enumerate(axes):
-        ends = (pads[i], pads[i + count]) if len(pads) == 2 * count else ("", "")
-        numbers = [n for n in (made[int(axis)], *ends) if isinstance(n, int)]
-        if ends != (0, 0):
-            made[int(axis)] = sum(numbers) if len(numbers) == 3 else known.fresh()
+    if axes is None or not is_known(axes):
+        return open_shape(known, len(shape))
+    at, count = axes_of(tuple(map(int, axes)), len(shape)), len(axes)
+    if pads is None:
+        return open_shape(known, len(shape))
+    made = list(shape)
+    if len(pads) != 2 * count:
+        raise Unsure
+    for axis, *ends in zip(at, pads, pads[count:], strict=False):
+        numbers = [n for n in (made[axis], *ends) if isinstance(n, int)]
+        if len(numbers) == 3 and sum(numbers) < 0:
+            raise Unsure
+        if not is_known(tuple(ends)) or sum(int(n) for n in ends) != 0:
+            made[axis] = sum(numbers) if len(numbers) == 3 else known.fresh()
     return tuple(made)
 
 

@@ -70,7 +70,7 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
     return total
 
 
-@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "pools"))
+@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("pools",))
 def average_pool(
     xp: Xp,
     x: Array,
@@ -230,7 +230,7 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
     return out
 
 
-@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "pools", "elements_of_first"))
+@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("pools", "elements_of_first"))
 def max_pool(
     xp: Xp,
     x: Array,
@@ -397,7 +397,7 @@ def root(xp: Xp, total: Array, p: float) -> Array:
     return total if p == 1 else xp.sqrt(total) if p == 2 else total ** (1 / p)
 
 
-@operator("LpPool", 1, 2, 11, 18, 22, traits=("rank_of_first", "pools"))
+@operator("LpPool", 1, 2, 11, 18, 22, traits=("pools",))
 def lp_pool(
     xp: Xp,
     x: Array,

@@ -12,9 +12,9 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Version, operator
+from ..ir.shapes import KnownShapes, Unsure, same_shape
 from ._api import Array
 from ._common import axis_of, clamped
-from ._shapes import same_shape
 from .cast import limits, to_float8, to_tiny_float
 
 _NARROW_INTS = dtypes.SUB_BYTE_INTS | {np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16)}
@@ -107,6 +107,18 @@ def quantize_linear(
     return to_float8(xp, q, target, bool(saturate)) if target in dtypes.FLOAT8 else to_tiny_float(xp, q, target, version)
 
 
+@quantize_linear.dtypes
+def quantize_linear_dtypes(known: KnownShapes[Any], call: Any) -> np.dtype[Any] | None:
+    zero_point, code = known.input(call, 2), known.attribute(call, "output_dtype")
+    asked = dtypes.numpy_dtype(code) if code else None
+    if zero_point is None:
+        return asked or np.dtype(np.uint8)
+    dtype = known.dtype(zero_point)
+    if asked is not None and dtype is not None and asked != dtype:
+        raise Unsure
+    return dtype
+
+
 quantize_linear.shapes(same_shape)
 quantize_linear.no_gradient("zero")
 
@@ -151,6 +163,12 @@ def dequantize_linear(
     if x_zero_point is not None:
         d = d - _fit(xp, "x_zero_point", x_zero_point, x.shape, axis, block_size).astype(wide)
     return (d.astype(np.float32) * scale).astype(target)
+
+
+@dequantize_linear.dtypes
+def dequantize_linear_dtypes(known: KnownShapes[Any], call: Any) -> np.dtype[Any] | None:
+    code = known.attribute(call, "output_dtype")
+    return dtypes.numpy_dtype(code) if code else known.dtype(call.inputs[1])
 
 
 dequantize_linear.shapes(same_shape)

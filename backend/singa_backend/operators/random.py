@@ -20,6 +20,7 @@ from ..devices.random_streams import random_stream
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
+from ..ir.shapes import KnownShapes, Shape, Unsure
 from ._api import Array
 
 Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
@@ -126,7 +127,7 @@ def multinomial(
 
 
 @operator("Dropout", 12, 13, 22,
-          traits=("random_in_training", "finite", "moves", "shape_of_first", "keeps_weights"), settings=("ratio",))  # fmt: skip
+          traits=("random_in_training", "finite", "moves", "keeps_weights"), settings=("ratio",))  # fmt: skip
 def dropout(
     xp: Xp, x: Array, ratio: Host[float] = 0.5, training_mode: Host[bool] = False, *, seed: int | None = None, wanted: Wanted
 ) -> tuple[Array, Array | None]:
@@ -134,6 +135,13 @@ def dropout(
     if training_mode and ratio != 0:
         return _dropped(xp, x, ratio, seed)
     return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
+
+
+@dropout.shapes
+def dropout_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None]:
+    if any(known.shape(i) not in ((), None) for i in call.inputs[1:]):
+        raise Unsure
+    return [known.shape(call.inputs[0])] * 2
 
 
 @dropout.gradient

@@ -14,7 +14,8 @@ from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Version, WorkShape, operator
-from ..ir.spans import ROUND, Kernel, Span, cubic, linear, scaled, sized, taps_of
+from ..ir.shapes import KnownShapes, Shape, Unsure, agree
+from ..ir.spans import POLICIES, ROUND, Kernel, Span, cubic, linear, scaled, sized, taps_of
 from ._api import Array
 from ._common import axes_of
 
@@ -121,7 +122,7 @@ def _resize(
     return y if y.dtype == dtype else saturated(xp, y, dtype)
 
 
-@operator("Resize", 11, 13, 18, 19, widen=False, traits=("rank_of_first", "finite"), settings=("roi", "scales"))
+@operator("Resize", 11, 13, 18, 19, widen=False, traits=("finite",), settings=("roi", "scales"))
 def resize(
     xp: Xp,
     x: Array,
@@ -194,6 +195,32 @@ def resize_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], out
     taps = {"nearest": 0, "linear": 2, "cubic": 4}.get(mode, 0)
     scaled = sum(a != b for a, b in zip(inputs[0] or (), output, strict=False))
     return math.prod(output) * 2 * taps * scaled
+
+
+@resize.shapes
+def resize_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, places = known.shape(call.inputs[0]), known.attribute(call, "axes")
+    if shape is None:
+        return None
+    axes = range(len(shape)) if places is None else axes_of(places, len(shape))
+    source, sizes = known.input(call, 1 if len(call.inputs) == 2 else 2), known.input(call, 3)
+    scales, target = (None if v is None else known.constant(v) for v in (source, sizes))
+    lengths = [known.shape(v) for v in (source, sizes) if v is not None]
+    if any(v is None or (v != (0,) and not agree(v, (len(axes),))) for v in lengths):
+        raise Unsure
+    made = list(shape)
+    for i, axis in enumerate(axes):
+        size = made[axis]
+        if target is not None:
+            made[axis] = int(target[i])
+        elif scales is not None and scales.size and isinstance(size, int):
+            made[axis] = scaled(axis, size, float(scales[i])).new
+        else:
+            made[axis] = known.fresh()
+    policy = known.attribute(call, "keep_aspect_ratio_policy", "stretch")
+    if policy not in POLICIES or (target is not None and policy != "stretch"):
+        raise Unsure
+    return tuple(made)
 
 
 @resize.gradient

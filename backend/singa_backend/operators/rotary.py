@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import operator
+from ..ir.shapes import KnownShapes, Shape, Unsure
 from ._api import Array
 
 
-@operator("RotaryEmbedding", 23, traits=("shape_of_first",))
+@operator("RotaryEmbedding", 23)
 def rotary_embedding(
     xp: Xp,
     x: Array,
@@ -65,6 +68,14 @@ def rotary_embedding(
     else:
         turned = xp.concatenate([real, imaginary], axis=-1)
     return xp.concatenate([turned, rest], axis=-1).reshape(shape)
+
+
+@rotary_embedding.shapes
+def rotary_embedding_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape = known.shape(call.inputs[0])
+    if shape is not None and len(shape) != 4 and (len(shape) != 3 or not known.attribute(call, "num_heads")):
+        raise Unsure
+    return shape
 
 
 @rotary_embedding.decomposition

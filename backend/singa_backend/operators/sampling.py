@@ -15,6 +15,7 @@ from ..dtypes import NARROW_FLOATS, onnx_code
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, operator
+from ..ir.shapes import KnownShapes, Shape, Unsure, open_shape, same_size
 from ._api import Array
 from ._common import length
 from ._sampling import grid_taps, read
@@ -71,7 +72,7 @@ def _taps(xp: Xp, x: Array, size: int, mode: str, padding: str, align: bool) -> 
     return out
 
 
-@operator("GridSample", 20, 22, widen=False, traits=("rank_of_first",))
+@operator("GridSample", 20, 22, widen=False)
 def grid_sample(
     xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Array:
@@ -121,6 +122,17 @@ def grid_sample(
         y = term if y is None else y + term
     y = xp.moveaxis(y, -1, 1).reshape(n, c, *places)
     return y if work == dtype else saturated(xp, y, dtype)
+
+
+@grid_sample.shapes
+def grid_sample_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    x, grid = known.shape(call.inputs[0]), known.shape(call.inputs[1])
+    if x is None or grid is None:
+        shape = grid if x is None else x
+        return None if shape is None else open_shape(known, len(shape))
+    if len(x) < 3 or len(x) != len(grid):
+        raise Unsure
+    return same_size([x[0], grid[0]]), x[1], *grid[1:-1]
 
 
 @grid_sample.decomposition

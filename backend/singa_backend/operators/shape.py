@@ -13,7 +13,21 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
-from ..ir.shapes import Dim, Known, KnownShapes, Shape, broadcast_shapes, integers, is_known, listed, total, valid_axes
+from ..ir.shapes import (
+    Dim,
+    Known,
+    KnownShapes,
+    Shape,
+    Unsure,
+    broadcast_shapes,
+    integers,
+    is_known,
+    listed,
+    open_shape,
+    same_size,
+    total,
+    valid_axes,
+)
 from ._api import Array
 from ._common import axes_of, axis_of, rows
 from ._shapes import FIRST, reshaped, same_sizes
@@ -50,7 +64,7 @@ def shape(xp: Xp, x: Array, *, start: int = 0, end: int | None = None) -> Array:
 @shape.shapes
 def shape_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     sizes = _slice_of_shape(known, call)
-    return None if sizes is None else (len(sizes),)
+    return (known.fresh(),) if sizes is None else (len(sizes),)
 
 
 def _slice_of_shape(known: KnownShapes[Any], call: Any) -> Shape | None:
@@ -81,7 +95,7 @@ def size_sizes(known: KnownShapes[Any], call: Any) -> Dim | None:
 
 
 @operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False,
-          traits=("rank_of_length", "keeps_finite", "moves", "elements_of_first", "view", "rearranges", "keeps_weights",
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "rearranges", "keeps_weights",
                   "on_sizes"))  # fmt: skip
 def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array:
     def wrong(why: str) -> OperatorError:
@@ -110,7 +124,10 @@ def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array
 
 @reshape.shapes
 def reshape_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
-    _, target = listed(known, call, "shape", 1)
+    given, target = listed(known, call, "shape", 1)
+    if given and target is None:
+        lengths = known.shape(call.inputs[1])
+        return None if lengths is None else open_shape(known, *lengths)
     return reshaped(known, known.shape(call.inputs[0]), target, bool(known.attribute(call, "allowzero")))
 
 
@@ -149,8 +166,8 @@ def flatten_shapes(known: KnownShapes[Any], call: Any) -> Shape:
     shape, axis = known.shape(call.inputs[0]), known.attribute(call, "axis", 1)
     if shape is None:
         return known.fresh(), known.fresh()
-    if not -len(shape) <= axis <= len(shape):
-        return known.fresh(), known.fresh()
+    if not (-len(shape) if known.version(call) >= 11 else 0) <= axis <= len(shape):
+        raise Unsure
     axis = axis + len(shape) if axis < 0 else axis
     return total(shape[:axis], known.fresh), total(shape[axis:], known.fresh)
 
@@ -181,6 +198,14 @@ def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
     return x.reshape([d for i, d in enumerate(x.shape) if i not in gone])
 
 
+def _counted(known: KnownShapes[Any], call: Any, axes: Sequence[Any], rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, which they must be before opset 11."""
+    made = valid_axes(axes, rank)
+    if made is None or (known.version(call) < 11 and made != tuple(axes)):
+        raise Unsure
+    return made
+
+
 @squeeze.shapes
 def squeeze_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     shape, (given, axes) = known.shape(call.inputs[0]), listed(known, call, "axes", 1)
@@ -190,9 +215,9 @@ def squeeze_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
         if given or any(isinstance(d, str) for d in shape):
             return None
         return tuple(d for d in shape if d != 1)
-    gone = valid_axes(axes, len(shape))
-    if gone is None or any(isinstance(shape[i], int) and shape[i] != 1 for i in gone):
-        return None
+    gone = _counted(known, call, axes, len(shape))
+    if any(isinstance(shape[i], int) and shape[i] != 1 for i in gone):
+        raise Unsure
     return tuple(d for i, d in enumerate(shape) if i not in gone)
 
 
@@ -245,8 +270,8 @@ def unsqueeze_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     if shape is None or axes is None:
         return None
     rank = len(shape) + len(axes)
-    new, rest = valid_axes(axes, rank), iter(shape)
-    return None if new is None else tuple(1 if i in new else next(rest) for i in range(rank))
+    new, rest = _counted(known, call, axes, rank), iter(shape)
+    return tuple(1 if i in new else next(rest) for i in range(rank))
 
 
 @unsqueeze.sizes
@@ -296,7 +321,9 @@ def transpose_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     if shape is None:
         return None if perm is None else tuple(known.fresh() for _ in perm)
     order = tuple(reversed(range(len(shape)))) if perm is None else tuple(perm)
-    return tuple(shape[i] for i in order) if sorted(order) == list(range(len(shape))) else None
+    if sorted(order) != list(range(len(shape))):
+        raise Unsure
+    return tuple(shape[i] for i in order)
 
 
 @transpose.gradient
@@ -319,16 +346,21 @@ def concat(xp: Xp, *xs: Array, axis: int) -> Array:
 def concat_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     shapes = [known.shape(i) for i in call.inputs]
     first, axis = next((s for s in shapes if s is not None), None), known.attribute(call, "axis", 1)
-    if first is None or not -len(first) <= axis < len(first):
+    if first is None:
         return None
+    axis = axis_of(axis, len(first))
+    if any(s is not None and len(s) != len(first) for s in shapes):
+        raise Unsure
     made: list[Dim] = []
     for i in range(len(first)):
-        column = [known.fresh() if s is None or len(s) != len(first) else s[i] for s in shapes]
+        column = [known.fresh() if s is None else s[i] for s in shapes]
         numbers = [d for d in column if isinstance(d, int)]
-        if i == axis % len(first):
+        if i == axis:
             made.append(column[0] if len(column) == 1 else sum(numbers) if len(numbers) == len(column) else known.fresh())
+        elif len(set(numbers)) > 1:
+            raise Unsure
         else:
-            made.append(numbers[0] if numbers else column[0])
+            made.append(same_size(column))
     return tuple(made)
 
 
@@ -399,21 +431,25 @@ def split(
 @split.shapes
 def split_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
     shape, axis, count = known.shape(call.inputs[0]), known.attribute(call, "axis", 0), len(call.outputs)
-    if shape is None or not -len(shape) <= axis < len(shape) or known.attribute(call, "num_outputs", count) != count:
+    if shape is None:
         return None
-    axis %= len(shape)
-    size, (given, parts) = shape[axis], listed(known, call, "split", 1)
+    axis = axis_of(axis, len(shape))
+    size, (given, parts), parted = shape[axis], listed(known, call, "split", 1), known.attribute(call, "num_outputs")
+    if parted is not None and (given or parted != count):
+        raise Unsure
     if not given and isinstance(size, int):
+        if size % count and parted is None:
+            raise Unsure
         part = -(-size // count)
         parts = tuple(min(part, size - i * part) for i in range(count))
     elif not given:
         parts = (known.fresh(),) * count
-        if known.attribute(call, "num_outputs") is not None:
+        if parted is not None:
             parts = (*parts[:-1], known.fresh())  # the last part may be smaller
     elif parts is None:
         parts = tuple(known.fresh() for _ in range(count))
     elif len(parts) != count or (is_known((*parts, size)) and sum(int(n) for n in parts) != size):
-        return None
+        raise Unsure
     return [(*shape[:axis], part, *shape[axis + 1 :]) for part in parts]
 
 
@@ -465,7 +501,7 @@ def split_1_decomposition(op: Op, x: V, sizes: V, axis: int, split: Ints | None,
 # --- repeated values ------------------------------------------------------------------------------------------------
 
 
-@operator("Expand", 8, 13, widen=False, traits=("rank_of_larger", "keeps_finite", "moves", "elements_of_first", "keeps_weights"))
+@operator("Expand", 8, 13, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "keeps_weights"))
 def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
     """Broadcast in both directions: where `shape` has 1, the input's size is kept."""
     limits.check_rank(len(shape))
@@ -477,8 +513,12 @@ def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
 
 @expand.shapes
 def expand_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
-    target = known.sizes(call.inputs[1])
-    return broadcast_shapes(known, [known.shape(call.inputs[0]), target if isinstance(target, tuple) else None])
+    shape, target, lengths = known.shape(call.inputs[0]), known.sizes(call.inputs[1]), known.shape(call.inputs[1])
+    if not isinstance(target, tuple):
+        target = None if lengths is None else open_shape(known, *lengths)
+    if any(isinstance(d, int) and d < 0 for d in target or ()):
+        raise Unsure
+    return broadcast_shapes(known, [shape, target])
 
 
 @expand.gradient
@@ -486,13 +526,24 @@ def expand_gradient(op: Op, dy: V, x: V) -> V:
     return op.sum_to(dy, x)
 
 
-@operator("Tile", 6, 13, widen=False, traits=("rank_of_first", "keeps_finite", "moves", "elements_of_first", "keeps_weights"))
+@operator("Tile", 6, 13, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "keeps_weights"))
 def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
     if len(repeats) != x.ndim or any(r < 0 for r in repeats):
         raise OperatorError(
             f"repeats must have one non-negative value for each axis of shape {x.shape}, got {repeats}", code="SX404"
         )
     return xp.tile(x, repeats)
+
+
+@tile.shapes
+def tile_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, repeats = known.shape(call.inputs[0]), known.sizes(call.inputs[1])
+    if shape is None or not isinstance(repeats, tuple):
+        return None if shape is None else open_shape(known, len(shape))
+    if len(repeats) != len(shape):
+        raise Unsure
+    pairs = zip(shape, repeats, strict=True)
+    return tuple(d if r == 1 else d * r if isinstance(d, int) and isinstance(r, int) else known.fresh() for d, r in pairs)
 
 
 @tile.gradient

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import Any
+
+import numpy as np
 
 from ..ir.declaration import newest_declaration
 from ..ir.graph import Node, Value
-from ..ir.shapes import MOST, Known, Shape, broadcast_shapes, listed, valid_axes
+from ..ir.shapes import FAILURES, FRESH, MOST, Known, Shape
 from .rewriter import Rewriter
-
-SAME = frozenset({"unary", "shape_of_first"})
-"""Traits of operators whose result has the shape of the first input."""
 
 
 class Types:
@@ -25,7 +25,7 @@ class Types:
     """
 
     def __init__(self, edit: Rewriter) -> None:
-        self.attribute = edit.attribute
+        self.attribute, self.version = edit.attribute, edit.version
         self._edit = edit
         self._given: Mapping[Value, Shape] = {}
         self._shapes: dict[Value, Shape] = {}
@@ -48,10 +48,18 @@ class Types:
         """The values of calls that are sizes."""
         return self._sizes
 
+    def dtype(self, value: Value | None) -> np.dtype[Any] | None:
+        """The dtype of a value; None if it is not known."""
+        return self._edit.dtype(value)
+
+    def constant(self, value: Value | None) -> np.ndarray | None:
+        """A value that is a constant tensor; None for any other."""
+        return self._edit.constant(value)
+
     def fresh(self) -> str:
         """A name for an unknown size."""
         self._fresh += 1
-        return f"?{self._fresh}"
+        return f"{FRESH}{self._fresh}"
 
     def infer_all(self, calls: Iterable[Node]) -> None:
         """Infer the shapes of all values again, after some became known."""
@@ -67,9 +75,9 @@ class Types:
         declaration = newest_declaration(domain, call.op_type if domain else edit.operator(call))
         if declaration is None:
             return
-        with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs
-            rule = declaration.shapes_rule
-            found = rule(self, call) if rule is not None else self._by_traits(declaration.traits, call)
+        with suppress(*FAILURES):
+            rule = declaration.shapes_inference
+            found = None if rule is None else rule(self, call)
             for value, shape in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
                 if shape is not None and value is not None:
                     self._shapes.setdefault(value, shape)
@@ -78,27 +86,3 @@ class Types:
                 sizes = declaration.sizes_rule(self, call)
                 if sizes is not None and not (isinstance(sizes, tuple) and len(sizes) > MOST):
                     self._sizes[first] = sizes
-
-    def _by_traits(self, traits: frozenset[str], call: Node) -> Shape | None:
-        if traits & SAME:
-            return self.shape(call.inputs[0])
-        if "broadcasting" in traits:
-            return broadcast_shapes(self, [self.shape(i) for i in call.inputs])
-        if "reduction" in traits:
-            return self._reduced(call)
-        if "rank_of_first" in traits:
-            shape = self.shape(call.inputs[0])
-            return None if shape is None else tuple(self.fresh() for _ in shape)
-        return None
-
-    def _reduced(self, call: Node) -> Shape | None:
-        shape, (given, axes) = self.shape(call.inputs[0]), listed(self, call, "axes", 1)
-        if shape is None or (given and axes is None):
-            return None
-        if not axes and not self.attribute(call, "noop_with_empty_axes"):
-            axes = tuple(range(len(shape)))
-        gone = valid_axes(axes or (), len(shape))
-        if gone is None:
-            return None
-        keep = self.attribute(call, "keepdims", 1)
-        return tuple(1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone)

@@ -11,8 +11,8 @@ from ...ir.declaration import Host, Ints
 from ...ir.shapes import KnownShapes, Shape
 from ...ir.windows import SAME, explicit, pads_of
 from .._flops import window
-from .._shapes import convolved
-from ..conv import conv_transpose_shapes, filter_windows, transposed_flops
+from .._shapes import conv_transpose_shapes, convolved
+from ..conv import filter_windows, transposed_flops
 from ._api import Array, Op, V, microsoft
 from ._fused import activated, listed
 
@@ -42,7 +42,7 @@ def _check_z(
         raise OperatorError(f"Z must have the shape {shape} of the convolution, got {z.shape}", code="SX404")
 
 
-@microsoft("FusedConv", 1, traits=("product", "rank_of_first"), weights=WEIGHTS)
+@microsoft("FusedConv", 1, traits=("product",), weights=WEIGHTS)
 def fused_conv(
     op: Op,
     x: V,
@@ -94,7 +94,7 @@ def _channels_last(known: KnownShapes[Any], call: Any) -> Shape | None:
     return (x[0], *(known.fresh() for _ in x[2:]), filters[0])
 
 
-@microsoft("NhwcConv", 1, traits=("product", "rank_of_first"), weights=WEIGHTS)
+@microsoft("NhwcConv", 1, traits=("product",), weights=WEIGHTS)
 def nhwc_conv(
     op: Op,
     x: V,
@@ -119,7 +119,7 @@ nhwc_conv.flops(window(1))
 nhwc_conv.shapes(_channels_last)
 
 
-@microsoft("NhwcFusedConv", 1, traits=("product", "rank_of_first"), weights=WEIGHTS)
+@microsoft("NhwcFusedConv", 1, traits=("product",), weights=WEIGHTS)
 def nhwc_fused_conv(
     op: Op,
     x: V,
@@ -172,7 +172,7 @@ nhwc_fused_conv.shapes(_channels_last)
 @microsoft(
     "ConvTransposeWithDynamicPads",
     1,
-    traits=("product", "rank_of_first"),
+    traits=("product",),
     weights={0: "the input", 1: "the weight", 3: "the bias"},
 )
 def conv_transpose_with_dynamic_pads(
@@ -209,4 +209,9 @@ def conv_transpose_with_dynamic_pads_accepts(x: Array, pads: Array | None, auto_
 
 
 conv_transpose_with_dynamic_pads.flops(transposed_flops)
-conv_transpose_with_dynamic_pads.shapes(conv_transpose_shapes)
+
+
+@conv_transpose_with_dynamic_pads.shapes
+def conv_transpose_with_dynamic_pads_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape = conv_transpose_shapes(known, call)
+    return None if shape is None else (*shape[:2], *(known.fresh() for _ in shape[2:]))

@@ -14,13 +14,13 @@ from ...ir.windows import SAME, windows
 from .._common import length
 from .._shapes import pooled_shapes
 from .._windows import spatial
-from ..sampling import grid_sample_16_decomposition
+from ..sampling import grid_sample_16_decomposition, grid_sample_shapes
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft
 
 LOWEST = float(np.finfo(np.float32).min)
 
 
-@microsoft("GridSample", 1, widen=False, traits=("rank_of_first",))
+@microsoft("GridSample", 1, widen=False)
 def ms_grid_sample(op: Op, x: V, grid: V, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros") -> V:
     """Sample an image at the places of a grid, as GridSample-16."""
     return grid_sample_16_decomposition(op, x, grid, align_corners, mode, padding_mode)
@@ -35,10 +35,13 @@ def ms_grid_sample_accepts(x: Array, grid: Array) -> None:
         raise OperatorError(f"GridSample-16 takes 4 axes, got {x.ndim}", code="SX404")
 
 
+ms_grid_sample.shapes(grid_sample_shapes)
+
+
 # --- crops --------------------------------------------------------------------------------------------------------------
 
 
-@microsoft("CropAndResize", 1, traits=("rank_of_first",))
+@microsoft("CropAndResize", 1)
 def crop_and_resize(
     op: Op,
     x: V,
@@ -116,7 +119,7 @@ def crop_and_resize_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
 # --- pooling under a mask -------------------------------------------------------------------------------------------------
 
 
-@microsoft("MaxpoolWithMask", 1, traits=("rank_of_first",))
+@microsoft("MaxpoolWithMask", 1)
 def maxpool_with_mask(
     op: Op,
     x: V,

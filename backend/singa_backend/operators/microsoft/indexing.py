@@ -11,6 +11,7 @@ from ... import dtypes, limits
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, valid_axes
 from .._common import axis_of, length
+from ..creation import range_shapes
 from ..pad_slice import pad_shapes
 from ._api import Array, Host, Op, V, Xp, microsoft
 
@@ -27,7 +28,7 @@ def ms_gather_nd(op: Op, data: V, indices: V) -> V:
     return op.GatherND(data, indices if op.dtype(indices) == np.int64 else op.Cast(indices, to=dtypes.onnx_code(np.int64)))
 
 
-@microsoft("Pad", 1, widen=False, traits=("rank_of_first", "keeps_finite", "moves"))
+@microsoft("Pad", 1, widen=False, traits=("keeps_finite", "moves"))
 def ms_pad(op: Op, data: V, pads: Host[V], value: V | None = None, *, mode: str = "constant") -> V:
     """Pad as Pad-25; `pads` may have a first axis of 1."""
     return op.Pad(data, op.Reshape(pads, [-1]), None if value is None else _scalar(op, value), mode=mode)
@@ -46,11 +47,14 @@ def _scalar(op: Op, x: V) -> V:
     return op.Reshape(x, op.constant([], np.int64))
 
 
-@microsoft("Range", 1, widen=False, traits=("rank_one", "moves"))
+@microsoft("Range", 1, widen=False, traits=("moves",))
 def ms_range(op: Op, start: Host[V], limit: Host[V], delta: Host[V] | None = None) -> V:
     """Count from start to limit, as Range-27; an absent delta is 1."""
     step = op.constant(1, op.dtype(start)) if delta is None else _scalar(op, delta)
     return op.Range(_scalar(op, start), _scalar(op, limit), step)
+
+
+ms_range.shapes(range_shapes)
 
 
 @ms_range.accepts

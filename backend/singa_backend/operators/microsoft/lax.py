@@ -13,6 +13,7 @@ from ... import dtypes
 from ...errors import OperatorError
 from .._common import axis_of
 from .._flops import each_input
+from .._shapes import same_rank
 from ..normalization import fits, layer_normalization_decomposition
 from ._api import Array, Host, Ints, Op, V, Wanted, lax
 
@@ -65,13 +66,16 @@ def image_scaler_accepts(x: Array, bias: tuple[float, ...] | None) -> None:
         raise OperatorError(f"bias must hold one number for each of {x.shape[1]} channels, got {found}", code="SX404")
 
 
-@lax("Crop", 1, widen=False, traits=("rank_of_first", "moves", "elements_of_first"))
+@lax("Crop", 1, widen=False, traits=("moves", "elements_of_first"))
 def crop(op: Op, x: V, *, border: Ints | None = None, scale: Ints | None = None) -> V:
     """Remove `border` (left, top, right, bottom) from images; with `scale`, keep that height and width from the left top."""
     assert border is not None
     left, top, right, bottom = border
     ends = [top + scale[0], left + scale[1]] if scale else [-bottom or 2**62, -right or 2**62]
     return op.Slice(x, [top, left], ends, [2, 3])
+
+
+crop.shapes(same_rank)
 
 
 @crop.accepts
@@ -92,10 +96,13 @@ def _check_images(x: Array) -> None:
         raise OperatorError(f"images must have shape N x C x H x W, got {x.shape}", code="SX404")
 
 
-@lax("DynamicSlice", 1, widen=False, traits=("rank_of_first", "moves", "elements_of_first", "keeps_weights"))
+@lax("DynamicSlice", 1, widen=False, traits=("moves", "elements_of_first", "keeps_weights"))
 def dynamic_slice(op: Op, x: V, starts: Host[V], ends: Host[V], axes: Host[V] | None = None) -> V:
     """Slice along `axes`, as Slice of opset 10 without steps."""
     return op.Slice(x, starts, ends, axes)
+
+
+dynamic_slice.shapes(same_rank)
 
 
 # --- normalizations ---------------------------------------------------------------------------------------------------

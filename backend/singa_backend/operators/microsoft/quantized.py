@@ -255,7 +255,7 @@ def global_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     return (shape[0], *ones, shape[-1]) if known.attribute(call, "channels_last", 0) else (*shape[:2], *ones)
 
 
-@microsoft("QLinearAveragePool", 1, traits=("rank_of_first",))
+@microsoft("QLinearAveragePool", 1)
 def qlinear_average_pool(
     op: Op,
     x: V,
@@ -293,7 +293,7 @@ def qlinear_average_pool(
 qlinear_average_pool.accepts(pooled_quantized)
 
 
-@microsoft("NhwcMaxPool", 1, traits=("rank_of_first", "elements_of_first"))
+@microsoft("NhwcMaxPool", 1, traits=("elements_of_first",))
 def nhwc_max_pool(
     op: Op,
     x: V,

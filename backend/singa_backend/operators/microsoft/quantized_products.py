@@ -126,7 +126,7 @@ matmul_integer16.shapes(multiplied())
 # --- QLinearConv
 
 
-@microsoft("QLinearConv", 1, traits=("product", "rank_of_first"))
+@microsoft("QLinearConv", 1, traits=("product",))
 def ms_qlinear_conv(
     op: Op,
     x: V,

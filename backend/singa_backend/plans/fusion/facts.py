@@ -6,17 +6,17 @@ A dtype is that of a class of values: the operators' schemas bind the inputs and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ... import dtypes
 from ...ir import graph as ir
-from ...ir.declaration import has_trait
-from ...ir.shapes import MOST, Dim, Known, Shape, is_known
+from ...ir.declaration import has_trait, newest_declaration
+from ...ir.shapes import FAILURES, MOST, Dim, Known, Shape, is_known
+from ...ir.signature import parameter, signature_of
 from ...kernels.values import LazyConstant
-from ...proto.schemas import schemas, type_strings
+from ...proto.schemas import schemas
 from ...rewriting.rewriter import Rewriter
 from ...rewriting.types import Types
 from ..flat import has_kernel_only, operator
@@ -32,23 +32,6 @@ def is_pointwise(node: ir.Node | None) -> bool:
     """Whether a node computes one value for each place of its inputs, broadcast."""
     name = operator(node)
     return has_trait("", name, "unary") or has_trait("", name, "broadcasting")
-
-
-@cache
-def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], tuple[Any, ...], bool, bool]:
-    """The type parameter, or the only dtype, of each input and output of an operator, and whether the last ones repeat."""
-    schema = schemas[domain, name][version]
-    allowed = type_strings(schema)
-
-    def bound(parameter: Any) -> Any:
-        names = allowed[parameter.type_str]
-        if not parameter.is_homogeneous or any("seq(" in n or "map(" in n or "optional(" in n for n in names):
-            return None
-        return dtypes.from_type_string(names[0]) if len(names) == 1 else parameter.type_str
-
-    inputs, outputs = list(schema.inputs), list(schema.outputs)
-    repeats = [bool(p) and str(p[-1].option).endswith("Variadic") for p in (inputs, outputs)]
-    return tuple(map(bound, inputs)), tuple(map(bound, outputs)), repeats[0], repeats[1]
 
 
 class Facts(Types):
@@ -139,13 +122,14 @@ class Facts(Types):
     def _infer_dtypes(self, node: ir.Node) -> None:
         if node.operator is None or has_kernel_only(node):  # what only plans have is in no schema
             return
-        inputs, outputs, more_in, more_out = _parameters(node.domain, node.op_type, node.operator.version)
+        signature = signature_of(schemas[node.domain, node.op_type][node.operator.version])
         seen: dict[str, ir.Value] = {}
-        for values, bound, more in ((node.inputs, inputs, more_in), (node.outputs, outputs, more_out)):
+        for values, parameters in ((node.inputs, signature.inputs), (node.outputs, signature.outputs)):
             for i, value in enumerate(values):
-                kind = bound[i] if i < len(bound) else bound[-1] if more and bound else None
-                if value is None or kind is None:
+                formal = parameters[i] if i < len(parameters) else parameter(parameters, i)
+                if value is None or formal is None or formal.bound is None:
                     continue
+                kind = formal.bound
                 if not isinstance(kind, str):
                     self._dtypes.setdefault(self._root(value), kind)
                 elif kind in seen:
@@ -154,5 +138,9 @@ class Facts(Types):
                     seen[kind] = value
                 if isinstance(constant := value.constant, TENSOR):
                     self._dtypes.setdefault(self._root(value), constant.dtype)
-        if node.is_("Cast") and isinstance(node.attributes.get("to"), int) and node.outputs[0] is not None:
-            self._dtypes.setdefault(self._root(node.outputs[0]), dtypes.numpy_dtype(node.attributes["to"]))
+        declaration, first = newest_declaration(node.domain, node.op_type), node.outputs[0]
+        if declaration is not None and declaration.dtypes_rule is not None and first is not None:
+            with suppress(*FAILURES):
+                dtype = declaration.dtypes_rule(self, node)
+                if dtype is not None:
+                    self._dtypes.setdefault(self._root(first), dtype)
