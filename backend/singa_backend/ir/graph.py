@@ -764,16 +764,8 @@ class Graph:
         Raises:
             InvalidModel: two nodes return one value (SX102), or the nodes have a cycle (SX101).
         """
-        nodes, sorted_ = self.nodes, True
-        for node in nodes:
-            for o in node.outputs:
-                if o is not None and o.producer is not node:
-                    raise InvalidModel(f"value {o.name!r} is defined more than once", code="SX102", node=node.title)
-            for v in node.reads:
-                maker = v.producer
-                if maker is not None and maker.position >= node.position and maker._graph is self.ref:
-                    sorted_ = False
-        if sorted_:
+        nodes = self.nodes
+        if self._is_sorted():
             return
         place = {node: i for i, node in enumerate(nodes)}
         makers = [[v.producer for v in node.reads] for node in nodes]
@@ -787,6 +779,19 @@ class Graph:
         self._arrange([nodes[i] for i in order])
         if self.journal is not None:
             self.journal.add(lambda: self._arrange(nodes))
+
+    def _is_sorted(self) -> bool:
+        """Whether each node follows those that it needs; raises InvalidModel if two nodes return one value (SX102)."""
+        found = True
+        for node in self.nodes:
+            for o in node.outputs:
+                if o is not None and o.producer is not node:
+                    raise InvalidModel(f"value {o.name!r} is defined more than once", code="SX102", node=node.title)
+            for v in node.reads:
+                maker = v.producer
+                if maker is not None and maker.position >= node.position and maker._graph is self.ref:
+                    found = False
+        return found
 
     def _arrange(self, nodes: Sequence[Node]) -> None:
         for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
 
 from ..proto.schemas import plain_domain
 from .graph import Graph, Node, Value
@@ -28,11 +28,7 @@ def write(graph: Graph) -> None:
     proto = graph.proto
     if graph.owner is None and isinstance(proto, GraphProto):
         _name_outputs(graph, proto)
-    nodes, before = graph.nodes, set[str]()
-    if proto.value_info:
-        before = {o for p in proto.node for o in p.output}
-    if proto.value_info and isinstance(proto, GraphProto):
-        before |= {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
+    nodes, before = graph.nodes, _computed(proto) if proto.value_info else set[str]()
     for node in nodes:
         for body in node.bodies if node.attributes else ():
             write(body)
@@ -48,6 +44,14 @@ def write(graph: Graph) -> None:
     if before:
         gone = before.difference(graph.initializers, (o.name for n in nodes for o in n.results))
         _arrange(proto.value_info, [v for v in proto.value_info if v.name not in gone])
+
+
+def _computed(proto: GraphProto | FunctionProto) -> set[str]:
+    """The names of a message's initializers and of what its nodes return."""
+    names = {o for p in proto.node for o in p.output}
+    if isinstance(proto, GraphProto):
+        names |= {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
+    return names
 
 
 def _name_outputs(graph: Graph, proto: GraphProto) -> None:

@@ -18,6 +18,7 @@ from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel, did_you_mean
 from ..ir.declaration import has_trait
 from ..ir.graph import Node, Value
+from ..ir.writer import value_names
 from ..limits import admit
 from ..proto.values import sizes
 from .cleaning import remove_dead, remove_dead_functions
@@ -214,7 +215,7 @@ class _Head:
         while True:
             node = producer(value)
             if value is None or node is None:
-                raise _none(f"no layer was found in front of {value.name if value is not None else ''!r}")
+                raise _none(f"no layer was found in front of {value_names([value], self.editor.main)[0]!r}")
             if value is not end and not value.is_used_once and (value.is_output or not inner.issuperset(value.users)):
                 raise _none(f"the output of {node.title} is used twice")
             if node.is_(*_PRODUCTS):
