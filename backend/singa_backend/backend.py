@@ -22,8 +22,9 @@ from .devices.device import DeviceLike
 from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, check_keywords, did_you_mean
 from .ir.custom import CustomOperator, scoped
 from .ir.graph import Graph, Node
-from .ir.program import program_of
 from .ir.reader import read
+from .ir.run_order import run_order
+from .ir.variants import select, with_states
 from .ir.versioned import import_declarations
 from .kernels.options import options as plan_options
 from .kernels.table import Options
@@ -280,7 +281,7 @@ class SingaRep(BackendRep):
             self._session.check_file()
             if self._source is not None:
                 self._source.check_external()
-            return {**state, "graph": self.graph.with_states(changed), "changed": {}}
+            return {**state, "graph": with_states(self.graph, changed), "changed": {}}
         modules = {n.operator.module for n in self.graph.all_nodes() if n.operator is not None}
         others = sorted(m for m in modules if m.partition(".")[0] != __package__)
         own = scoped([n.operator.declaration for n in self.graph.all_nodes() if n.operator is not None])
@@ -522,7 +523,7 @@ class SingaRep(BackendRep):
         session = self._session
         session.load()
         named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(replaced)
-        graphs = {id(g): dict(program_of(g).state_slots) for g in session.graphs}
+        graphs = {id(g): dict(run_order(g).state_slots) for g in session.graphs}
         states = [(graphs[key][slot], value) for key, held in session.states.items() for slot, value in held]
         return Watch(states, named, self.device.get)
 
@@ -700,7 +701,7 @@ def selected_part(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -
         if name not in known:
             hint = did_you_mean(name, known)
             raise InvalidInput(f"aux_output must name values of the model's main graph, got {name!r}{hint}", code="SX305")
-    return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
+    return graph if last_layers == -1 and not aux_output else select(graph, nodes, [*outputs, *aux_output])
 
 
 def model_of(node: NodeProto, opset: int | None) -> ModelProto:

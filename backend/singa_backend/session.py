@@ -11,6 +11,7 @@ import numpy as np
 from . import operators as operators  # declared before the time of a run begins
 from .devices.device import Device
 from .ir.graph import Graph, Node
+from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
 from .plans.flat import TooManyCalls
@@ -347,7 +348,7 @@ class Session:
         made = held.pop(names, None)
         if made is None:
             made = copy.copy(self)
-            made.graph = self.graph.with_inputs(names)
+            made.graph = with_inputs(self.graph, names)
             made._executor = self._executor.with_graph(made.graph)
             made.forget_plans()
         held[names] = made

@@ -28,6 +28,7 @@ from singa_backend.autodiff import tables
 from singa_backend.autodiff.roles import roles
 from singa_backend.conform import light_models
 from singa_backend.ir.reader import read
+from singa_backend.ir.variants import with_weights
 
 F = np.float32
 LISTS = sorted(TESTS.glob("**/parameters.json"))
@@ -73,7 +74,7 @@ def test_exactly_the_parameters_of_the_framework_train(folder: str) -> None:
     wrong = {}
     for path, names in lists():
         if path.parent.name == folder:
-            graph = read(onnx.load(path)).with_weights()
+            graph = with_weights(read(onnx.load(path)))
             found = roles(graph)
             trains = {n for n, r in found.items() if r.trains()}
             if trains != names & found.keys() or not names <= found.keys():

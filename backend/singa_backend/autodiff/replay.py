@@ -12,8 +12,8 @@ from ..interpreters.base import FIRST, Example, Interpreter, Subgraph, element, 
 from ..interpreters.builder import Symbol, has_rank
 from ..ir.declaration import declarations
 from ..ir.graph import Graph, Node
-from ..ir.program import program_of
 from ..ir.reader import read
+from ..ir.run_order import run_order
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schemas, version_at
 from ..proto.values import Value, declared_type
@@ -48,7 +48,7 @@ def replay(
         UnsupportedModel: a node cannot be written at the interpreter's opset.
         OperatorError: a rule cannot compute with the inputs of a node.
     """
-    program = program_of(graph)
+    program = run_order(graph)
     frame: list[Any] = [None] * program.size
     given = states or {}
     for name, value in graph.initializers.items():

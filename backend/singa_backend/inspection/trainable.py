@@ -14,6 +14,7 @@ from ..autodiff.roles import CONSTANT, PARAMETER, SETTING, STATISTIC, Role, role
 from ..errors import InvalidInput, Problem
 from ..ir.graph import Graph
 from ..ir.reader import read
+from ..ir.variants import with_weights
 from ..proto.load import ModelSource, load_model
 
 _RAISE = (CODES["missing"], CODES["unwritable"])
@@ -163,7 +164,7 @@ def _graph(model: ModelSource | Graph) -> tuple[Graph, str]:
     if isinstance(model, Graph):
         return model, model.name
     proto, folder = load_model(model)
-    return read(proto, folder).with_weights(), Path(model).name if isinstance(model, (str, os.PathLike)) else proto.graph.name
+    return with_weights(read(proto, folder)), Path(model).name if isinstance(model, (str, os.PathLike)) else proto.graph.name
 
 
 class _Paths:

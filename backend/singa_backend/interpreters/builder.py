@@ -17,8 +17,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import newest_declaration, single
-from ..ir.gradient_calls import GradientCall
-from ..ir.graph import DEFERRED
+from ..ir.gradient_calls import DEFERRED, GradientCall
 from ..ir.reader import attribute_types, read
 from ..limits import content_bytes
 from ..proto import save

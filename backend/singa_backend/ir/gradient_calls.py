@@ -26,6 +26,10 @@ _AXES = 32
 _FIELDS = ("inputs", "outputs", "dys", "gradients")
 
 
+DEFERRED = "ai.singa.deferred"
+"""The domain of a node of a recorded step in place of the nodes that a gradient rule would write: only a plan can compute it."""
+
+
 @dataclass(frozen=True)
 class GradientCall:
     """A call of an operator's gradient rule, which has written some of a graph's nodes.

@@ -15,17 +15,13 @@ All changes are made by the methods of `Graph` and `Node`, which record how to u
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, helper
+from onnx import AttributeProto, NodeProto, helper
 
-from .. import dtypes
 from ..errors import InvalidModel
 from ..proto.values import Value as Declared
 from .gradient_calls import GradientCall
@@ -33,16 +29,8 @@ from .journal import Journal, Undo
 from .order import cycle, runnable_order
 from .versioned import VersionedOperator
 
-PARAMETERS = "sonnx.parameters"
-"""The key of the metadata that lists, as JSON, initializers that are parameters although their use does not show it."""
-
 ABSENT = -1
 """The slot of an input or output that a node omits."""
-
-
-DEFERRED = "ai.singa.deferred"
-"""The domain of a node of a recorded step in place of the nodes that a gradient rule would write: only a plan can compute it."""
-
 
 _GAP = 1 << 32
 """The distance between the places of nodes in a new graph."""
@@ -62,7 +50,7 @@ class Value:
         constant: the contents of an initializer or a constant: an array, or a message of a file; None for any other value.
         declared: the declaration of an input; None for any other value.
         pinned: whether something else than a node refers to its name, which must not change.
-        slot: its number in the program of its graph.
+        slot: its number in the run order of its graph.
     """
 
     __slots__ = ("_graph", "constant", "declared", "name", "pinned", "producer", "slot", "uses")
@@ -76,10 +64,6 @@ class Value:
         self.uses: dict[tuple[Any, Place], None] = {}
         self.pinned = False
         self.slot = -1
-
-    def __repr__(self) -> str:
-        """Return the name, for debugging."""
-        return f"<Value {self.name!r}>"
 
     @property
     def graph(self) -> Graph | None:
@@ -157,7 +141,7 @@ class Node:
         origins: the nodes in whose place it is, for reports.
         gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
         position: larger for later nodes of the graph.
-        input_slots: the numbers of the inputs in the program of the graph; ABSENT (-1) for an absent one.
+        input_slots: the numbers of the inputs in the run order of the graph; ABSENT (-1) for an absent one.
         output_slots: the same of the outputs.
     """
 
@@ -426,7 +410,7 @@ class Graph:
         declared_outputs: the declaration of each output, if the graph was read to run.
         initializers: by name; each has a `constant`.
         captured: the values that stand for values of the graph of the node that contains this body.
-        program: the numbered form that runs, which `ir.program` keeps here.
+        run_order: the numbered form that runs, which `ir.run_order` keeps here.
         opsets: the opset of each domain; "" is ONNX's.
         proto: the message that it was read from, if it is edited for a file.
         journal: records the changes of this graph; None if they are final.
@@ -435,8 +419,8 @@ class Graph:
         gradient_calls: the calls of gradient rules that have written nodes, in order, if it is a recorded step.
     """
 
-    _read: ClassVar[Callable[[ModelProto, Path | None], Graph]]
-    """The reader, which sets this for `from_onnx`."""
+    from_onnx: ClassVar[Callable[..., Graph]]
+    """Deprecated: use `singa_backend.read`, whose module sets this."""
 
     def __init__(self, name: str = "", opsets: Mapping[str, int] | None = None) -> None:
         self.name, self.opsets = name, opsets if opsets is not None else {}
@@ -453,15 +437,11 @@ class Graph:
         self.warnings: tuple[str, ...] = ()
         self.marked: frozenset[str] = frozenset()
         self.gradient_calls: tuple[GradientCall, ...] = ()
-        self.program: Any = None
+        self.run_order: Any = None
         self._first: Node | None = None
         self._last: Node | None = None
         self._all: tuple[Node, ...] | None = ()
         self._kinds: dict[str, dict[Node, None]] = {}
-
-    def __repr__(self) -> str:
-        """Return the name, for debugging."""
-        return f"<Graph {self.name!r}>"
 
     def __del__(self) -> None:
         """Take the nodes and values apart, which refer to each other, so that their memory is free at once."""
@@ -484,25 +464,6 @@ class Graph:
         self._owner = weakref.ref(node)
 
     # --- as a whole
-
-    @classmethod
-    def from_onnx(cls, model: ModelProto, folder: Path | None = None) -> Graph:
-        """Read a model; deprecated, use `singa_backend.read`.
-
-        Args:
-            model: the model.
-            folder: the folder of its external data.
-
-        Returns:
-            The graph.
-
-        Raises:
-            InvalidModel: the model violates ONNX's rules.
-            UnsupportedModel: something in the model is not implemented.
-            ResourceExhausted: a limit was reached.
-        """
-        warnings.warn("Graph.from_onnx is deprecated; use singa_backend.read", DeprecationWarning, stacklevel=2)
-        return cls._read(model, folder)
 
     @property
     def declared_inputs(self) -> list[Declared]:
@@ -578,79 +539,6 @@ class Graph:
             The copy.
         """
         return Graph._rebuilt(*self._flat())
-
-    def with_states(self, states: Mapping[str, Any]) -> Graph:
-        """Return a copy of this graph with other constants.
-
-        Args:
-            states: those that differ, by the names of their initializers.
-
-        Returns:
-            The copy.
-        """
-        made = self.copy()
-        for name, constant in states.items():
-            made.initializers[name].constant = constant
-        return made
-
-    def with_inputs(self, names: Sequence[str]) -> Graph:
-        """Return a copy of this graph with initializers as required inputs, after the others.
-
-        Args:
-            names: the names of the initializers.
-
-        Returns:
-            The copy.
-        """
-        made = self.copy()
-        for name in names:
-            value = made.initializers.pop(name)
-            if value.declared is None:
-                value.declared = Declared(name, "tensor", value.constant.dtype, value.constant.shape)
-            value.constant = None
-            made.inputs.append(value)
-        made.optional_inputs = [v for v in made.optional_inputs if v.name not in names]
-        return made
-
-    def with_weights(self) -> Graph:
-        """Return a graph whose weights are initializers: some exporters write weights as Constant nodes.
-
-        A scalar constant (the bound of a Clip), and one that is read on the host (the scales of a Resize), remains a node.
-
-        Returns:
-            This graph if any initializer is of floats, or no constant is a weight; otherwise a copy.
-        """
-        if any(dtypes.is_float(v.constant.dtype) for v in self.initializers.values()):
-            return self
-        if not any(map(_is_weight, self.nodes)):
-            return self
-        made = self.copy()
-        for node in filter(_is_weight, made.nodes):
-            (value,) = node.results
-            made.remove(node)
-            value.constant = node.attributes["value"]
-            made.add_initializer(value)
-        return made
-
-    def select(self, nodes: Collection[Node], outputs: Sequence[str]) -> Graph:
-        """Return a copy of this graph with a part of its nodes and other outputs.
-
-        Args:
-            nodes: the nodes to keep.
-            outputs: the names of the values to return.
-
-        Returns:
-            The copy.
-        """
-        made, kept = self.copy(), set(nodes)
-        made.remove(*(n for n, own in zip(made.nodes, self.nodes, strict=True) if own not in kept))
-        known = made.values
-        made.set_outputs(known[name] for name in outputs)
-        declared = {
-            v.name: v for v in (*(v.declared for v in (*made.inputs, *made.optional_inputs)), *made.declared_outputs) if v
-        }
-        made.declared_outputs = tuple(declared.get(name, Declared(name)) for name in outputs)
-        return made
 
     # --- nodes in order
 
@@ -797,9 +685,10 @@ class Graph:
         for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):
             node._previous, node._next, node.position = previous, following, i * _GAP
         self._first, self._last = (nodes[0], nodes[-1]) if nodes else (None, None)
-        self._all = self.program = None
+        self._all = self.run_order = None
 
     def _link(self, node: Node, before: Node | None) -> None:
+        assert before is None or before.graph is self, "the node before which one is inserted is not in the graph"
         previous = self._last if before is None else before._previous
         node._graph, node._previous, node._next = self.ref, previous, before
         if previous is None:
@@ -812,7 +701,7 @@ class Graph:
         else:
             before._previous = node
             node.position = before.position - _GAP if previous is None else (previous.position + before.position) // 2
-        self._all = self.program = None
+        self._all = self.run_order = None
         self._kinds.setdefault(node.op_type, {})[node] = None
         if before is not None and previous is not None and node.position == previous.position:  # no room between them
             for i, n in enumerate(self):
@@ -847,7 +736,7 @@ class Graph:
         else:
             following._previous = previous
         node._graph = None  # its own links stay, so that an iteration goes on
-        self._all = self.program = None
+        self._all = self.run_order = None
         del self._kinds[node.op_type][node]
         for i, v in enumerate(node.inputs):
             if v is not None:
@@ -947,7 +836,7 @@ class Graph:
         """
         for i, v in enumerate(self.outputs):
             v.uses.pop((self.ref, i), None)
-        before, self.outputs, self.program = self.outputs, list(values), None
+        before, self.outputs, self.run_order = self.outputs, list(values), None
         for i, v in enumerate(self.outputs):
             v.uses[self.ref, i] = None
         if self.journal is not None:
@@ -1093,15 +982,3 @@ _COPIED = (
     "forward_graph",
 )
 """The fields of a node that a copy shares, in the order of `Node` without inputs and outputs."""
-
-
-def _is_weight(node: Node) -> bool:
-    """Whether a node is a Constant of floats with axes that no operator reads on the host."""
-    value = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
-    if not isinstance(value, np.ndarray) or not value.ndim or not dtypes.is_float(value.dtype) or node.outputs[0] is None:
-        return False
-    for user, place in node.outputs[0].uses:
-        declared = user.operator.declaration.inputs if isinstance(user, Node) and user.operator else ()
-        if declared and type(place) is int and declared[min(place, len(declared) - 1)].host is not None:
-            return False
-    return True

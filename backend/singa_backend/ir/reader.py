@@ -5,6 +5,7 @@ Problems are collected and raised together: InvalidModel if any violates ONNX's 
 
 from __future__ import annotations
 
+import warnings
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -40,12 +41,15 @@ from ..proto.values import Value as Declared
 from . import gradient_calls, other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations, undeclared
-from .gradient_calls import GradientCall
-from .graph import DEFERRED, PARAMETERS, Graph, Node, Value
+from .gradient_calls import DEFERRED, GradientCall
+from .graph import Graph, Node, Value
 from .order import runnable_order
 from .structure import without_collector
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
+
+PARAMETERS = "sonnx.parameters"
+"""The key of the metadata that lists, as JSON, initializers that are parameters although their use does not show it."""
 
 MAX_PROBLEMS = 1000
 """Reading stops after this many problems, so that a file with many takes bounded time."""
@@ -780,4 +784,23 @@ def _text(value: bytes) -> str:
         raise InvalidModel(f"a string is not UTF-8: {error}", code="SX107") from None
 
 
-Graph._read = staticmethod(read)
+def _from_onnx(model: ModelProto, folder: Path | None = None) -> Graph:
+    """Read a model; deprecated, use `singa_backend.read`.
+
+    Args:
+        model: the model.
+        folder: the folder of its external data.
+
+    Returns:
+        The graph.
+
+    Raises:
+        InvalidModel: the model violates ONNX's rules.
+        UnsupportedModel: something in the model is not implemented.
+        ResourceExhausted: a limit was reached.
+    """
+    warnings.warn("Graph.from_onnx is deprecated; use singa_backend.read", DeprecationWarning, stacklevel=2)
+    return read(model, folder)
+
+
+Graph.from_onnx = staticmethod(_from_onnx)

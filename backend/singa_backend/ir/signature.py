@@ -17,7 +17,7 @@ _SINGLE, _VARIADIC = defs.OpSchema.FormalParameterOption.Single, defs.OpSchema.F
 
 
 @dataclass(frozen=True)
-class Parameter:
+class FormalParameter:
     """An input or output.
 
     Attributes:
@@ -45,14 +45,14 @@ class Signature:
         defaults: the attributes that have a default.
     """
 
-    inputs: tuple[Parameter, ...]
-    outputs: tuple[Parameter, ...]
+    inputs: tuple[FormalParameter, ...]
+    outputs: tuple[FormalParameter, ...]
     attributes: dict[str, int]
     required: frozenset[str]
     defaults: dict[str, AttributeProto]
 
 
-def parameter(parameters: Sequence[Parameter], i: int) -> Parameter | None:
+def parameter(parameters: Sequence[FormalParameter], i: int) -> FormalParameter | None:
     """The parameter of an input or output by its index; None if there is none."""
     if i < len(parameters):
         return parameters[i]
@@ -64,12 +64,12 @@ def signature_of(schema: defs.OpSchema) -> Signature:
     """The signature of a schema."""
     allowed = type_strings(schema)
 
-    def read(formal: Any) -> Parameter:
+    def read(formal: Any) -> FormalParameter:
         names = allowed[formal.type_str]
         tensors = [dtypes.from_type_string(n) for n in names]
         bound = None if not formal.is_homogeneous else tensors[0] if len(names) == 1 else formal.type_str
         codes = frozenset(dtypes.onnx_code(d) for d in tensors if d is not None)
-        return Parameter(bound, codes, formal.option == _SINGLE, formal.option == _VARIADIC)
+        return FormalParameter(bound, codes, formal.option == _SINGLE, formal.option == _VARIADIC)
 
     return Signature(
         tuple(map(read, schema.inputs)),

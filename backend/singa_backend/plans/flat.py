@@ -16,6 +16,7 @@ import numpy as np
 from ..devices.namespaces import numpy
 from ..ir import graph as ir
 from ..ir.declaration import REQUIRED, declarations
+from ..ir.gradient_calls import DEFERRED
 from ..ir.structure import without_collector
 from ..ir.versioned import VersionedOperator
 from ..kernels.table import GRADIENT, TRAINING
@@ -243,7 +244,7 @@ def run(node: ir.Node, values: Sequence[Any]) -> list[Any]:
 
 def has_kernel_only(node: ir.Node) -> bool:
     """Whether only kernels compute a node, and there is no definition: a gradient, or a node in training form."""
-    return node.domain in (GRADIENT, TRAINING, ir.DEFERRED)
+    return node.domain in (GRADIENT, TRAINING, DEFERRED)
 
 
 def branches_fit(node: ir.Node) -> bool:

@@ -58,7 +58,7 @@ Homes = dict[ir.Value, Home]
 
 
 @dataclass(eq=False)
-class Order:
+class CallOrder:
     """The calls of a plan in the order in which they run, with clones of some of them, which are in no graph.
 
     Attributes:
@@ -103,7 +103,7 @@ class Recomputing:
 
     def __init__(self, graph: ir.Graph, roles: Roles) -> None:
         self._graph, self._roles = graph, roles
-        self._order = Order(graph.nodes, graph.outputs, roles.last)
+        self._order = CallOrder(graph.nodes, graph.outputs, roles.last)
         self._plain: tuple[Sequence[ir.Node], int | None, Homes] | None = None
         self._lowest: tuple[int, Sequence[ir.Node], int | None, int, Homes] | None = None
         self._tried: set[tuple[int, frozenset[Hashable]]] = set()
@@ -183,7 +183,7 @@ class _Clones:
     count: int = 0
 
 
-def recompute(order: Order, homes: Homes, budget: int) -> Recomputed:
+def recompute(order: CallOrder, homes: Homes, budget: int) -> Recomputed:
     """Clone calls of a plan until its values fit a number of bytes.
 
     Args:
@@ -220,7 +220,7 @@ class _ChoiceSearch:
         clones: its calls.
     """
 
-    def __init__(self, order: Order, homes: Homes, budget: int) -> None:
+    def __init__(self, order: CallOrder, homes: Homes, budget: int) -> None:
         self.order, self.homes, self.budget = order, homes, budget
         self.lowest, self.peak = _peak(order.calls, order.outputs, homes)
         self.waiting = _waiting(order, homes, self.peak)
@@ -329,7 +329,7 @@ def _peak(calls: Sequence[ir.Node], outputs: Iterable[ir.Value], homes: Homes) -
     return most, at
 
 
-def _waiting(order: Order, homes: Homes, peak: int) -> dict[Hashable, list[ir.Value]]:
+def _waiting(order: CallOrder, homes: Homes, peak: int) -> dict[Hashable, list[ir.Value]]:
     """The values that are made before a call and read after it, by their buffer; without those of outputs and the last calls."""
     made = [o for c in order.calls[:peak] for o in c.results if o in homes]
     last = order.calls[len(order.calls) if order.last is None else order.last :]
@@ -398,7 +398,7 @@ def _repeatable(node: ir.Node) -> bool:
 
 
 def _cloned(
-    order: Order,
+    order: CallOrder,
     homes: Homes,
     peak: int,
     waiting: dict[Hashable, list[ir.Value]],

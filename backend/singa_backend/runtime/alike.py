@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from ..ir.graph import Node, Value
-from ..ir.program import Program
+from ..ir.run_order import RunOrder
 from .joined import Joined, JoinedPrograms, JoinedStep, Known, Visit, uses
 
 _PARAMETERS = 3600
@@ -52,7 +52,7 @@ class Alike(Node):
         return [inputs[a:b] for a, b in pairwise(ends)]
 
 
-def gather(program: Program) -> Program:
+def gather(program: RunOrder) -> RunOrder:
     """Return a program in which joined nodes of one form whose results are outputs only are gathered, at the place of the last.
 
     Args:
@@ -79,7 +79,7 @@ def gather(program: Program) -> Program:
     nodes = [
         gathered.get(at, node) for at, node in enumerate(program.nodes) if at not in gathered or last[id(gathered[at])] == at
     ]
-    return Program(program.graph, nodes)
+    return RunOrder(program.graph, nodes)
 
 
 def _form(node: Joined) -> Any:

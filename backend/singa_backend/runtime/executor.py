@@ -16,7 +16,7 @@ from ..devices.device import Device
 from ..devices.graphs import NotCapturable, is_capturing, keeping
 from ..errors import OperatorError, ResourceExhausted, SonnxError
 from ..ir.graph import Graph, Node
-from ..ir.program import Program, program_of
+from ..ir.run_order import RunOrder, run_order
 from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
@@ -61,7 +61,7 @@ class Executor:
         self.placement = None if device.is_host else Placement(device, graph)
         self.programs = AlikePrograms(device) if device.xp.joins else None
         self._capturing = threading.Lock()
-        self._forms: dict[int, Program] = {}  # id of a graph of _keep -> its program with joined nodes
+        self._forms: dict[int, RunOrder] = {}  # id of a graph of _keep -> its program with joined nodes
         self.forget_records()
         with device.active():
             self._place(graph)
@@ -91,7 +91,7 @@ class Executor:
     def _place(self, graph: Graph) -> None:
         if id(graph) not in self._states:
             self._keep.append(graph)
-            program_of(graph)  # numbers the values
+            run_order(graph)  # numbers the values
             self._states[id(graph)] = [(v.slot, self._put(graph, v.slot, v.constant)) for v in graph.initializers.values()]
             for node in graph.nodes:
                 for inner in node.graphs:
@@ -100,13 +100,13 @@ class Executor:
     def _put(self, graph: Graph, slot: int, value: Any) -> Any:
         return value if self.placement is None else self.placement.state(graph, slot, value)
 
-    def joined(self, graph: Graph) -> Program:
+    def joined(self, graph: Graph) -> RunOrder:
         """The program of a graph, of which every node is computed, that the device computes by fewer kernels."""
         if self.programs is None or id(graph) not in self._states:
-            return program_of(graph)
+            return run_order(graph)
         found = self._forms.get(id(graph))
         if found is None:
-            found = self._forms.setdefault(id(graph), gather(join(program_of(graph))))
+            found = self._forms.setdefault(id(graph), gather(join(run_order(graph))))
         return found
 
     def forget_records(self) -> None:
@@ -187,7 +187,7 @@ class Executor:
         """An executor of the same graph with these device values, by name, as initializers of the main graph."""
         made = copy.copy(self)
         made.observer = None
-        names = dict(program_of(self.graph).state_slots)
+        names = dict(run_order(self.graph).state_slots)
         mine = self._states[id(self.graph)]
         made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
         made.forget_records()
@@ -198,7 +198,7 @@ class Executor:
         assert self.placement is None
         made = copy.copy(self)
         made.graph, made.observer = graph, None
-        names, slots = dict(program_of(self.graph).state_slots), {n: slot for slot, n in program_of(graph).state_slots}
+        names, slots = dict(run_order(self.graph).state_slots), {n: slot for slot, n in run_order(graph).state_slots}
         mine = [(slots[names[slot]], a) for slot, a in self._states[id(self.graph)] if names[slot] in slots]
         made._states = {**self._states, id(graph): mine}
         made._keep = [*self._keep, graph]
@@ -287,7 +287,7 @@ class Executor:
             except SonnxError:
                 visitor.settle_after_error()
                 raise
-            return visitor.finish([frame[s] for s in program_of(graph).output_slots], to_host)
+            return visitor.finish([frame[s] for s in run_order(graph).output_slots], to_host)
 
     def _by_graphs(
         self, kept: RunRecords, record: RunRecord, visitor: Visitor, inputs: Sequence[Any], to_host: bool
@@ -328,7 +328,7 @@ class Executor:
 
 
 def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -> list[Any]:
-    program = program_of(graph)
+    program = run_order(graph)
     frame: list[Any] = [None] * program.size
     for slot, value in states:
         frame[slot] = value
@@ -356,7 +356,7 @@ class Visitor:
         self.checks = executor.device.checks()
         self.budget = budget
 
-    def form(self, graph: Graph) -> Program:
+    def form(self, graph: Graph) -> RunOrder:
         """The program of a graph that is walked."""
         return self.executor.joined(graph)
 
@@ -471,7 +471,7 @@ class Visitor:
         self.budget.step()
         with self.budget.holding(frame, inputs):
             self.form(graph).walk(frame, self.visit)
-        return [frame[s] for s in program_of(graph).output_slots]
+        return [frame[s] for s in run_order(graph).output_slots]
 
 
 class RecordingVisitor(Visitor):
@@ -558,8 +558,8 @@ class ObservedVisitor(Visitor):
         self.path: list[tuple[Node, int]] = []
         self.dry = 0
 
-    def form(self, graph: Graph) -> Program:
-        return program_of(graph)
+    def form(self, graph: Graph) -> RunOrder:
+        return run_order(graph)
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         depth = len(self.path)

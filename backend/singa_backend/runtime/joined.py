@@ -19,7 +19,7 @@ from ..devices.device import Device
 from ..errors import SonnxError
 from ..ir.declaration import newest_declaration
 from ..ir.graph import Node, Value
-from ..ir.program import Program
+from ..ir.run_order import RunOrder
 
 _NODES, _INPUTS = 32, 24
 """The maximum numbers of nodes and inputs of a joined node."""
@@ -122,7 +122,7 @@ class _OpenGroup:
         self.reads = (self.reads | set(node.input_slots)) - self.made
 
 
-def join(program: Program) -> Program:
+def join(program: RunOrder) -> RunOrder:
     """Return a program in which elementwise nodes that read each other's results are joined.
 
     Args:
@@ -160,7 +160,7 @@ def join(program: Program) -> Program:
         for at, node in enumerate(program.nodes)
         if at not in within or at in last
     ]
-    return Program(program.graph, nodes)
+    return RunOrder(program.graph, nodes)
 
 
 def _close(open_: dict[int, _OpenGroup], groups: Sequence[_OpenGroup]) -> None:
@@ -169,7 +169,7 @@ def _close(open_: dict[int, _OpenGroup], groups: Sequence[_OpenGroup]) -> None:
             del open_[slot]
 
 
-def uses(program: Program) -> dict[int, set[int]]:
+def uses(program: RunOrder) -> dict[int, set[int]]:
     """The ids of the nodes that read each slot; that of the graph if it is an output."""
     found: dict[int, set[int]] = {slot: {id(program.graph)} for slot in program.output_slots}
     for node in program.nodes:

@@ -24,7 +24,7 @@ from ..devices import namespaces
 from ..devices.device import Device, is_host_value
 from ..ir.declaration import Declaration, has_trait
 from ..ir.graph import Graph, Node
-from ..ir.program import program_of
+from ..ir.run_order import run_order
 from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 
 SMALL = 64
@@ -85,7 +85,7 @@ class Placement:
         if known is not None:
             return known
         found: set[int] = set()
-        for node in program_of(graph).nodes:
+        for node in run_order(graph).nodes:
             inputs = node.input_slots
             if node.operator is not None:
                 found.update(s for i, s in enumerate(inputs) if s >= 0 and reads_on_host(node.operator.declaration, i))

@@ -20,7 +20,7 @@ import numpy as np
 from ..devices.device import Device
 from ..devices.graphs import Tables
 from ..ir.graph import Node
-from ..ir.program import Program
+from ..ir.run_order import RunOrder
 from ..ir.versioned import VersionedOperator
 from ..limits import Budget
 from .joined import Joined, JoinedProgram, Known
@@ -150,7 +150,9 @@ class RunRecord:
         differs: whether a run had a result of another type, or a body raised.
     """
 
-    def __init__(self, graph: Program, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool) -> None:
+    def __init__(
+        self, graph: RunOrder, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool
+    ) -> None:
         self.graph, self.frame, self.needed, self.limits = graph, recorder.frame, needed, budget.limits
         self.steps = tuple(recorder.steps)
         self.reads = tuple(recorder.reads)
@@ -314,7 +316,7 @@ class RunRecorder:
         given: the number of inputs of the run.
     """
 
-    def __init__(self, device: Device, graph: Program, frame: list[Any], given: int) -> None:
+    def __init__(self, device: Device, graph: RunOrder, frame: list[Any], given: int) -> None:
         self._xp = device.xp
         self._place = {id(n): at for at, n in enumerate(graph.nodes)}
         self.frame = list(frame)

@@ -18,6 +18,7 @@ from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.ir.structure import read_structure
+from singa_backend.ir.variants import with_weights
 from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto import tensor_data
@@ -69,7 +70,7 @@ def lower(graph: Graph) -> ProgramModel:
 
     Raises UnsupportedModel for a node that cannot be written in that opset.
     """
-    graph = graph.with_weights()
+    graph = with_weights(graph)
     _check(graph)
     return _Lowering(graph).run()
 

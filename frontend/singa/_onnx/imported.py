@@ -19,8 +19,9 @@ from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.custom import CustomOperator, scoped
 from singa_backend.ir.graph import Graph, Node
-from singa_backend.ir.program import program_of
 from singa_backend.ir.reader import read
+from singa_backend.ir.run_order import run_order
+from singa_backend.ir.variants import with_states, with_weights
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.writer import LEAST, OpsetWriter
 from singa_backend.passes.change_dtype import change_dtype
@@ -92,7 +93,7 @@ class Imported:
             read: whether the graph was read from a file, whose weights may be Constant nodes.
             known: the roles of its float initializers, if the model was written again from another one; None to decide them.
         """
-        self.rep = rep.with_graph(rep.graph.with_weights()) if read else rep
+        self.rep = rep.with_graph(with_weights(rep.graph)) if read else rep
         graph, device = self.graph, self.device.backend
         floats = {n for n, a in graph.states.items() if dtypes.is_float(a.dtype)}
         self.roles = dict(known) if known is not None and floats <= known.keys() else role.roles(graph) | dict(known or {})
@@ -103,7 +104,7 @@ class Imported:
         self._constants: dict[str, Tensor] = {}
         self._loaded: dict[str, Any] = {}
         session = self.rep._session
-        names = dict(program_of(graph).state_slots)
+        names = dict(run_order(graph).state_slots)
         for slot, array in list(session.states[id(graph)]):
             name = names[slot]
             if not dtypes.is_float(array.dtype):
@@ -234,7 +235,7 @@ class Imported:
     def written(self) -> ModelProto:
         """The model with its current values, written from its graph."""
         now = {name: t.device.backend.get(t._data) for name, t in self.tensors().items()}
-        graph = self.graph.with_states(now)
+        graph = with_states(self.graph, now)
         opset = max(LEAST, graph.opsets.get("", LEAST))
         writer = OpsetWriter(opset)
         writer.builder.marks_constants = True  # only the parameters are float initializers
@@ -294,7 +295,7 @@ class Imported:
                 self.seen = [_seen(x) for x in fed]
         if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
             return self._computed(graph, fed)
-        program = program_of(graph)
+        program = run_order(graph)
         frame: list[Any] = [None] * program.size
         every = {**self._constants, **self.parameters, **self.statistics, **self._numbers()}
         for slot, name in program.state_slots:

@@ -11,8 +11,7 @@ from onnx import ModelProto, helper, numpy_helper
 from singa_backend.autodiff.roles import PARAMETER, roles
 from singa_backend.errors import SonnxError
 from singa_backend.interpreters.builder import Symbol
-from singa_backend.ir.graph import PARAMETERS
-from singa_backend.ir.reader import read
+from singa_backend.ir.reader import PARAMETERS, read
 
 from .._core.variable import Variable
 

@@ -108,9 +108,10 @@ def _parameters(proto: ModelProto, folder: Path | None) -> list[str] | None:
     """The float constants of a model that train by their roles; None, for all initializers, if it cannot be read."""
     from singa_backend.autodiff.roles import PARAMETER, roles
     from singa_backend.ir.reader import read
+    from singa_backend.ir.variants import with_weights
 
     try:
-        graph = read(proto, folder).with_weights()
+        graph = with_weights(read(proto, folder))
     except SonnxError:
         return None
     return [name for name, role in roles(graph).items() if role.kind == PARAMETER]

@@ -11,7 +11,7 @@ from typing import Any
 from .graph import ABSENT, Graph, Node
 
 
-class Program:
+class RunOrder:
     """The nodes of a graph in the order in which they run.
 
     Attributes:
@@ -25,7 +25,7 @@ class Program:
 
     def __init__(self, graph: Graph, nodes: Sequence[Node] | None = None) -> None:
         self._graph = graph.ref
-        self.size: int = self._number() if nodes is None else program_of(graph).size
+        self.size: int = self._number() if nodes is None else run_order(graph).size
         self.nodes = graph.nodes if nodes is None else tuple(nodes)
         self.input_slots = tuple(v.slot for v in graph.inputs)
         self.output_slots = tuple(v.slot for v in graph.outputs)
@@ -38,7 +38,7 @@ class Program:
 
     @property
     def graph(self) -> Graph:
-        """The graph, which must exist: it keeps its program."""
+        """The graph, which must exist: it keeps its run order."""
         graph = self._graph()
         assert graph is not None
         return graph
@@ -85,9 +85,9 @@ class Program:
                 frame[slot] = None
 
 
-def program_of(graph: Graph) -> Program:
-    """The program of a graph, which does not change from then on."""
-    found: Program | None = graph.program
+def run_order(graph: Graph) -> RunOrder:
+    """The run order of a graph, which does not change from then on."""
+    found: RunOrder | None = graph.run_order
     if found is None:
-        found = graph.program = Program(graph)
+        found = graph.run_order = RunOrder(graph)
     return found
