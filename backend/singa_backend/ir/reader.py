@@ -784,7 +784,7 @@ def _text(value: bytes) -> str:
         raise InvalidModel(f"a string is not UTF-8: {error}", code="SX107") from None
 
 
-def _from_onnx(model: ModelProto, folder: Path | None = None) -> Graph:
+def from_onnx(model: ModelProto, folder: Path | None = None) -> Graph:
     """Read a model; deprecated, use `singa_backend.read`.
 
     Args:
@@ -803,4 +803,4 @@ def _from_onnx(model: ModelProto, folder: Path | None = None) -> Graph:
     return read(model, folder)
 
 
-Graph.from_onnx = staticmethod(_from_onnx)
+Graph.from_onnx = staticmethod(from_onnx)
