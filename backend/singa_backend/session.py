@@ -14,7 +14,7 @@ from .ir.graph import Graph, Node
 from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
-from .plans.flat import TooManyCalls
+from .plans.flat import NotFlat
 from .plans.gradients import Gradients
 from .plans.planner import Planner, UseDefinitions
 from .plans.profile import Profile, profile
@@ -383,7 +383,7 @@ class Session:
             planner = self._planner = Planner(
                 self.graph, self._executor, self.options, allowed=self.limits, weights=now, replaced=self.replaced
             )
-        except TooManyCalls:
+        except NotFlat:
             self._large = True
             return LARGE
         return planner

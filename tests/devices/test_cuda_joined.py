@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.errors import OperatorError, ResourceExhausted
+from singa_backend.ir.run_order import run_order
 from singa_backend.runtime import executor
 from singa_backend.runtime.alike import Alike, gather
 from singa_backend.runtime.joined import Joined, join
@@ -158,9 +159,9 @@ def test_nodes_of_a_graph_that_are_joined() -> None:
     """A node between that reads a result divides a chain; equal chains have equal kernels."""
     nodes, outputs, inputs, _ = CASES["values on both sides of a product"]
     graph = SingaBackend.prepare(model(nodes, outputs, inputs)).graph
-    assert [n.op_type for n in join(graph).nodes] == ["Add", "MatMul", "Sub+Abs+Mul+Add"]
+    assert [n.op_type for n in join(run_order(graph)).nodes] == ["Add", "MatMul", "Sub+Abs+Mul+Add"]
     nodes, outputs, inputs, _ = CASES["two outputs"]
-    made = join(SingaBackend.prepare(model(nodes, outputs, inputs)).graph).nodes
+    made = join(run_order(SingaBackend.prepare(model(nodes, outputs, inputs)).graph)).nodes
     assert [type(n) for n in made] == [Joined] and made[0].output_names == ("n", "q")
 
 
@@ -190,7 +191,7 @@ def test_updates_of_one_form_are_one_kernel(shapes: dict[str, tuple[int, ...]], 
     nodes, outputs, inputs = updates(shapes)
     cupy = pytest.importorskip("cupy")
     rep = SingaBackend.prepare(model(nodes, outputs, inputs), "CUDA")
-    assert sum(isinstance(n, Alike) for n in gather(join(rep.graph)).nodes) == 1
+    assert sum(isinstance(n, Alike) for n in gather(join(run_order(rep.graph))).nodes) == 1
     single = rep.run(inputs, validate=True)
     there = {n: cupy.asarray(x) for n, x in inputs.items()}
     rep.run(there, to_host=False)
@@ -213,7 +214,7 @@ def test_updates_that_broadcast_are_computed_one_after_the_other() -> None:
 def test_results_that_a_node_reads_are_not_gathered() -> None:
     nodes, outputs, inputs = updates({"0": (4, 4), "1": (4, 4)})
     graph = SingaBackend.prepare(model([*nodes, node("MatMul", ["n0", "n1"], ["z"])], [*outputs, "z"], inputs)).graph
-    assert not any(isinstance(n, Alike) for n in gather(join(graph)).nodes)
+    assert not any(isinstance(n, Alike) for n in gather(join(run_order(graph))).nodes)
 
 
 def test_updates_of_two_dtypes_are_computed_one_after_the_other() -> None:
@@ -228,7 +229,7 @@ def test_updates_of_two_dtypes_are_computed_one_after_the_other() -> None:
         if value.name in wide:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     rep = SingaBackend.prepare(made, "CUDA")
-    assert sum(isinstance(n, Alike) for n in gather(join(rep.graph)).nodes) == 1
+    assert sum(isinstance(n, Alike) for n in gather(join(run_order(rep.graph))).nodes) == 1
     for mine, one in zip(rep.run(inputs), rep.run(inputs, validate=True), strict=True):
         assert mine.dtype == one.dtype and mine.tobytes() == one.tobytes()
 
@@ -239,8 +240,8 @@ def test_threads_have_one_form_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> No
     one = SingaBackend.prepare(model(nodes, outputs, inputs), "CUDA")._session._executor
     start = threading.Barrier(8)
 
-    def slow(graph: Any) -> Any:
-        made = join(graph)
+    def slow(order: Any) -> Any:
+        made = join(order)
         start.wait(10)  # every thread makes a form
         return made
 

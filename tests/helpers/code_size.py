@@ -30,7 +30,7 @@ LONG = 600
 
 REWRITING = tuple(f"backend/singa_backend/{part}/" for part in ("passes", "plans/fusion", "rewriting"))
 GRAPHS = tuple(
-    f"backend/singa_backend/{part}" for part in ("ir/", "plans/region.", "interpreters/builder.", "opsets/model.", "debug/model.")
+    f"backend/singa_backend/{part}" for part in ("ir/", "plans/flat.", "interpreters/builder.", "opsets/model.", "debug/model.")
 )
 GRAPH_CLASSES = {"Graph", "Region", "RegionView", "GraphEditor", "NodeEditor", "ModelView", "GraphView", "Source", "Lowered"}
 GRADIENT_CALLS = re.compile("GradientCall|DifferentiatedCall|DEFERRED|Deferrable|gradient_calls")

@@ -161,7 +161,7 @@ class BodyEvaluator(Evaluator):
             if x.__class__ is list and x and all(n.__class__ is int for n in x):
                 key: Any = tuple(x)
             elif x.__class__ is int or x.__class__ is float:
-                key = (x.__class__, x)
+                key = (x.__class__, repr(x))  # 0.0 equals -0.0
             else:
                 continue
             found: Any = _numbers.get((operator, i, key, types))
@@ -191,14 +191,15 @@ def _cached_attributes(operator: VersionedOperator, attributes: dict[str, Any]) 
     if not attributes:
         return {}
     try:
-        return _equal_attributes(operator, *[(n, tuple(v) if v.__class__ is list else v) for n, v in attributes.items()])
+        given = [(n, tuple(v) if v.__class__ is list else v, repr(v)) for n, v in attributes.items()]  # 1 equals 1.0 and True
+        return _equal_attributes(operator, *given)
     except TypeError:  # an attribute that is a tensor
         return _attributes(operator.declaration, attributes)
 
 
 @lru_cache(4096)
-def _equal_attributes(operator: VersionedOperator, *attributes: tuple[str, Any]) -> dict[str, Any]:
-    return _attributes(operator.declaration, dict(attributes))
+def _equal_attributes(operator: VersionedOperator, *attributes: tuple[str, Any, str]) -> dict[str, Any]:
+    return _attributes(operator.declaration, {n: v for n, v, _ in attributes})
 
 
 def computed_by_body(declaration: Declaration, body: Callable[..., Any]) -> Callable[..., Any]:

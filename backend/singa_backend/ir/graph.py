@@ -1,8 +1,8 @@
 """The graph of a model: nodes, and values that know their producer and their uses.
 
 Names are those of onnx-ir.  A use of a value is a pair of a user and a place: a node and the index of an input, a node and the
-value of a body that stands for the captured one, or a graph and the index of an output.  So a value is in use if it has uses, and
-replacing all uses of a value is one loop, whatever uses it.
+value of a body that stands for the captured one, or a reference to a graph and the index of an output.  So a value is in use if
+it has uses, and replacing all uses of a value is one loop, whatever uses it.
 
 A body, which is a graph attribute of a node, is a closed graph: each value of an outer graph that it reads is a value in its
 `captured`, and the node's `captures` maps this to the value of the node's graph.
@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 from onnx import AttributeProto, NodeProto, helper
 
 from ..errors import InvalidModel
@@ -69,6 +70,25 @@ class Value:
     def graph(self) -> Graph | None:
         """The graph that defines it; None before it belongs to one."""
         return None if self._graph is None else self._graph()
+
+    def __str__(self) -> str:
+        """Return the name, and the declared type of an input, such as "x: float[n, 3]"."""
+        return str(self.declared or self.name)
+
+    @property
+    def kind(self) -> str:
+        """The declared kind of an input; "" if it is not declared."""
+        return self.declared.kind if self.declared is not None else ""
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The declared dtype of an input; None if it is not declared."""
+        return self.declared.dtype if self.declared is not None else None
+
+    @property
+    def shape(self) -> tuple[int | str | None, ...] | None:
+        """The declared shape of an input; None if it is not declared."""
+        return self.declared.shape if self.declared is not None else None
 
     @property
     def users(self) -> dict[Node, int]:
@@ -395,8 +415,11 @@ class Node:
             value.producer, value._graph = self, self._graph
 
     def _record(self, undo: Undo) -> None:
-        if self.graph is not None and self.graph.journal is not None:
-            self.graph.journal.add(undo, self)
+        graph = self.graph
+        if graph is not None:
+            graph.run_order = None
+            if graph.journal is not None:
+                graph.journal.add(undo, self)
 
 
 class Graph:
@@ -485,60 +508,6 @@ class Graph:
         """The values by name: inputs, initializers, captured ones, and what nodes return."""
         made = [o for node in self.nodes for o in node.outputs if o is not None]
         return {v.name: v for v in (*self.inputs, *self.initializers.values(), *self.captured, *made)}
-
-    def _flat(self) -> tuple[Any, ...]:
-        """The graph in numbers instead of references, from which `_rebuilt` makes an equal one."""
-        number: dict[Value, int] = {}
-
-        def at(values: Iterable[Value | None]) -> list[int]:
-            return [ABSENT if v is None else number.setdefault(v, len(number)) for v in values]
-
-        ends = [at(v) for v in (self.inputs, self.optional_inputs, self.initializers.values(), self.captured)]
-        nodes = [
-            (
-                tuple(getattr(n, f) for f in _COPIED),
-                at(n.inputs),
-                at(n.outputs),
-                at(n.captures[c] for body in n.bodies for c in body.captured),
-            )
-            for n in self.nodes
-        ]
-        ends.append(at(self.outputs))
-        values = [(v.name, v.constant, v.declared, v.pinned) for v in number]
-        facts = self.name, self.opsets, self.declared_outputs, self.warnings, self.marked, self.gradient_calls
-        return facts, values, nodes, ends
-
-    @staticmethod
-    def _rebuilt(facts: tuple[Any, ...], values: list[Any], nodes: list[Any], ends: list[list[int]]) -> Graph:
-        graph = Graph(*facts[:2])
-        graph.declared_outputs, graph.warnings, graph.marked, graph.gradient_calls = facts[2:]
-        made: list[Any] = []
-        for name, constant, declared, pinned in values:
-            made.append(Value(name, graph=graph, constant=constant, declared=declared))
-            made[-1].pinned = pinned
-        made.append(None)  # ABSENT
-        inputs, optional, initializers, captured, outputs = ([made[i] for i in end] for end in ends)
-        graph.inputs, graph.optional_inputs, graph.captured = inputs, optional, captured
-        graph.initializers = {v.name: v for v in initializers}
-        for copied, takes, makes, outer in nodes:
-            node = Node(copied[0], [made[i] for i in takes], [made[i] for i in makes], *copied[1:])
-            inner = [c for body in node.bodies for c in body.captured]
-            node.captures = {c: made[i] for c, i in zip(inner, outer, strict=True)}
-            graph.append(node)
-        graph.set_outputs(outputs)
-        return graph
-
-    def __reduce__(self) -> Any:
-        """Support pickle without recursion from node to node."""
-        return Graph._rebuilt, self._flat()
-
-    def copy(self) -> Graph:
-        """A graph of new nodes and values; it shares bodies, constants and messages.
-
-        Returns:
-            The copy.
-        """
-        return Graph._rebuilt(*self._flat())
 
     # --- nodes in order
 
@@ -760,7 +729,7 @@ class Graph:
             The value.
         """
         value._graph = self.ref
-        values = self.optional_inputs if optional else self.inputs
+        values, self.run_order = self.optional_inputs if optional else self.inputs, None
         values.append(value)
         if self.journal is not None:
             self.journal.add(lambda: values.remove(value))
@@ -772,7 +741,7 @@ class Graph:
         Args:
             values: the inputs.
         """
-        before = self.inputs, self.optional_inputs
+        before, self.run_order = (self.inputs, self.optional_inputs), None
         self.inputs, self.optional_inputs = ([v for v in held if v not in values] for held in before)
         if self.journal is not None:
 
@@ -791,6 +760,7 @@ class Graph:
             The value.
         """
         value._graph = self.ref
+        self.run_order = None
         self.captured.append(value)
         return value
 
@@ -804,12 +774,14 @@ class Graph:
             The value.
         """
         value._graph = self.ref
+        self.run_order = None
         self.initializers[value.name] = value
         if self.journal is not None:
             self.journal.add(lambda: self._drop_initializer(value))
         return value
 
     def _drop_initializer(self, value: Value) -> None:
+        self.run_order = None
         del self.initializers[value.name]
 
     def remove_initializer(self, *values: Value) -> None:
@@ -818,7 +790,7 @@ class Graph:
         Args:
             *values: the initializers.
         """
-        before = dict(self.initializers)
+        before = self.initializers if self.journal is None else dict(self.initializers)
         for value in values:
             self._drop_initializer(value)
         if self.journal is not None:
@@ -852,6 +824,7 @@ class Graph:
         old = self.outputs[place]
         if old is new:
             return
+        self.run_order = None
         self.outputs[place] = new
         old.uses.pop((self.ref, place), None)
         new.uses[self.ref, place] = None
@@ -872,9 +845,9 @@ class Graph:
         owner = self.owner
         assert owner is not None and owner.graph is not None, "the value is of no graph around this one"
         outer = owner.graph.capture(value)
-        for inner in self.captured:
-            if owner.captures.get(inner) is outer:
-                return inner
+        for user, place in outer.uses:
+            if user is owner and isinstance(place, Value) and place.graph is self:
+                return place
         made = Value(outer.name, graph=self)
         self._capture(made, outer)
         return made
@@ -966,19 +939,3 @@ class Graph:
                 seen.add(id(graph))
                 yield from graph.nodes
                 pending += [g for node in graph.nodes for g in node.graphs]
-
-
-_COPIED = (
-    "op_type",
-    "attributes",
-    "domain",
-    "name",
-    "overload",
-    "opset",
-    "plain",
-    "given",
-    "operator",
-    "function",
-    "forward_graph",
-)
-"""The fields of a node that a copy shares, in the order of `Node` without inputs and outputs."""

@@ -27,9 +27,9 @@ def runnable_order(needs: Sequence[set[int]]) -> list[int]:
 
 def cycle(needs: Sequence[set[int]], stuck: set[int]) -> list[int]:
     """A cycle among the nodes that cannot be ordered."""
-    at = min(stuck)
-    path: list[int] = []
+    at, path = min(stuck), dict[int, None]()
     while at not in path:  # follow unmet dependencies: eventually a node is met twice
-        path.append(at)
+        path[at] = None
         at = min(needs[at] & stuck)
-    return path[path.index(at) :][::-1]
+    found = list(path)
+    return found[found.index(at) :][::-1]

@@ -5,14 +5,74 @@ Each is a copy; bodies, constants and messages are shared.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import copyreg
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes
 from ..proto.values import Value as Declared
-from .graph import Graph, Node
+from .graph import ABSENT, Graph, Node, Value
+
+_FIELDS = ("attributes", "domain", "name", "overload", "opset", "plain", "given", "operator", "function", "forward_graph")
+"""The fields of a node that a copy shares."""
+
+
+def copied(graph: Graph) -> Graph:
+    """Return a graph of new nodes and values; bodies are shared, and belong to the nodes of the original.
+
+    Args:
+        graph: the graph.
+
+    Returns:
+        The copy.
+    """
+    return _rebuilt(*_flat(graph))
+
+
+def _flat(graph: Graph) -> tuple[Any, ...]:
+    """A graph in numbers instead of references, from which `_rebuilt` makes an equal one."""
+    number: dict[Value, int] = {}
+
+    def at(values: Iterable[Value | None]) -> list[int]:
+        return [ABSENT if v is None else number.setdefault(v, len(number)) for v in values]
+
+    ends = [at(v) for v in (graph.inputs, graph.optional_inputs, graph.initializers.values(), graph.captured)]
+    nodes = []
+    for n in graph.nodes:
+        outer = at(n.captures[c] for body in n.bodies for c in body.captured)
+        nodes.append((n.op_type, {f: getattr(n, f) for f in _FIELDS}, at(n.inputs), at(n.outputs), outer))
+    ends.append(at(graph.outputs))
+    values = [(v.name, v.constant, v.declared, v.pinned) for v in number]
+    facts = graph.name, graph.opsets, graph.declared_outputs, graph.warnings, graph.marked, graph.gradient_calls
+    return facts, values, nodes, ends
+
+
+def _rebuilt(facts: tuple[Any, ...], values: list[Any], nodes: list[Any], ends: list[list[int]]) -> Graph:
+    graph = Graph(*facts[:2])
+    graph.declared_outputs, graph.warnings, graph.marked, graph.gradient_calls = facts[2:]
+    made: list[Any] = []
+    for name, constant, declared, pinned in values:
+        made.append(Value(name, graph=graph, constant=constant, declared=declared))
+        made[-1].pinned = pinned
+    made.append(None)  # ABSENT
+    inputs, optional, initializers, captured, outputs = ([made[i] for i in end] for end in ends)
+    graph.inputs, graph.optional_inputs, graph.captured = inputs, optional, captured
+    graph.initializers = {v.name: v for v in initializers}
+    for op_type, fields, takes, makes, outer in nodes:
+        node = Node(op_type, [made[i] for i in takes], [made[i] for i in makes], **fields)
+        inner = [c for body in node.bodies for c in body.captured]
+        node.captures = {c: made[i] for c, i in zip(inner, outer, strict=True)}
+        for body in node.bodies:
+            if body.owner is None:
+                body.owner = node
+        graph.append(node)
+    graph.set_outputs(outputs)
+    return graph
+
+
+copyreg.pickle(Graph, lambda graph: (_rebuilt, _flat(graph)))  # without recursion from node to node
 
 
 def with_states(graph: Graph, states: Mapping[str, Any]) -> Graph:
@@ -25,7 +85,7 @@ def with_states(graph: Graph, states: Mapping[str, Any]) -> Graph:
     Returns:
         The copy.
     """
-    made = graph.copy()
+    made = copied(graph)
     for name, constant in states.items():
         made.initializers[name].constant = constant
     return made
@@ -41,7 +101,7 @@ def with_inputs(graph: Graph, names: Sequence[str]) -> Graph:
     Returns:
         The copy.
     """
-    made = graph.copy()
+    made = copied(graph)
     for name in names:
         value = made.initializers.pop(name)
         if value.declared is None:
@@ -64,7 +124,7 @@ def with_weights(graph: Graph) -> Graph:
         return graph
     if not any(map(_is_weight, graph.nodes)):
         return graph
-    made = graph.copy()
+    made = copied(graph)
     for node in filter(_is_weight, made.nodes):
         (value,) = node.results
         made.remove(node)
@@ -84,7 +144,7 @@ def select(graph: Graph, nodes: Collection[Node], outputs: Sequence[str]) -> Gra
     Returns:
         The copy.
     """
-    made, kept = graph.copy(), set(nodes)
+    made, kept = copied(graph), set(nodes)
     made.remove(*(n for n, own in zip(made.nodes, graph.nodes, strict=True) if own not in kept))
     known = made.values
     made.set_outputs(known[name] for name in outputs)

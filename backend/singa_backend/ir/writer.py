@@ -10,6 +10,7 @@ from typing import Any
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
 
+from ..proto.messages import FreshNames
 from ..proto.schemas import plain_domain
 from .graph import Graph, Node, Value
 
@@ -61,14 +62,18 @@ def _name_outputs(graph: Graph, proto: GraphProto) -> None:
             continue
         others = {v.name for k, v in enumerate(graph.outputs) if k != i}
         holder = next((o for n in graph.nodes for o in n.results if o.name == declared.name), None)
-        if holder is None and (value.producer is None or value.pinned or value.name in others):
-            holder = Value(declared.name)
-            graph.append(Node("Identity", [value], [holder], name=f"Identity_of_{declared.name}"))
-            graph.put(i, holder)
-        elif holder is None:
+        may_rename = value.producer is not None and not value.pinned and value.name not in others
+        if holder is not None and may_rename:
+            holder.name, value.name = value.name, declared.name
+            continue
+        if holder is not None:
+            holder.name = FreshNames({v.name for inner in graph.walk() for v in inner.values.values()}).new(declared.name)
+        if may_rename:
             value.name = declared.name
         else:
-            holder.name, value.name = value.name, declared.name
+            returned = Value(declared.name)
+            graph.append(Node("Identity", [value], [returned], name=f"Identity_of_{declared.name}"))
+            graph.put(i, returned)
 
 
 def value_names(values: Iterable[Value | None], graph: Graph) -> list[str]:

@@ -27,8 +27,8 @@ ORIGINS = 32
 """The number of nodes that a node of a pass names as those that it replaces."""
 
 
-class TooManyCalls(Exception):
-    """The functions of a model have more nodes than a plan may have."""
+class NotFlat(Exception):
+    """A plan cannot hold the functions of a model: they have too many nodes, or a body captures an absent input."""
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class Inliner:
         """
         self._left -= 1 + len(graph)
         if self._left < 0:
-            raise TooManyCalls
+            raise NotFlat
         for name, value in graph.initializers.items():
             copies[value] = ir.Value(name, constant=self._states.get(value, value.constant))
         for node in graph.nodes:
@@ -91,6 +91,8 @@ class Inliner:
             copies |= {o: ir.Value(o.name) for o in node.results}
             outputs = [None if o is None else copies[o] for o in node.outputs]
             made = node.copy(inputs, outputs, self._origins or (node,))
+            if not copies.keys() >= set(node.captures.values()):
+                raise NotFlat  # a body captures an input that the call of the function omits
             made.captures = {inner: copies[outer] for inner, outer in node.captures.items()}
             self.nodes.append(made)
         return [copies.get(v) for v in graph.outputs]

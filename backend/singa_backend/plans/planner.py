@@ -27,7 +27,7 @@ from ..kernels.values import Value
 from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
 from .exchanges import exchanges, only_sent
-from .flat import Roles, TooManyCalls, flat, source
+from .flat import NotFlat, Roles, flat, source
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .recompute import Homes, Recomputing
@@ -506,7 +506,7 @@ class Planner:
             if id(graph) not in self.executor.states:
                 continue
             slots = tuple(node.captures[v].slot for v in graph.captured if v not in constants)
-            with suppress(TooManyCalls):
+            with suppress(NotFlat):
                 made[id(graph)] = (Planner(graph, self.executor, self.options, constants, self.limits), slots)
         return made
 

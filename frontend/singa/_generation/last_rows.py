@@ -67,7 +67,7 @@ class _Chain:
         }
         self.nodes: dict[Node, None] = {}
         for node in reversed(graph.nodes):
-            ends = [user for o in node.results for user, _ in o.uses if user is not graph or o.name != output]
+            ends = [user for o in node.results for user, _ in o.uses if user is not graph.ref or o.name != output]
             whole = any(user not in self.nodes for user in ends)  # what other nodes read has to stay whole
             if not whole and (ends or any(o.name == output for o in node.results)) and self._by_rows(node):
                 self.nodes[node] = None

@@ -18,7 +18,7 @@ import numpy as np
 from ... import dtypes
 from ...ir import graph as ir
 from ...kernels.values import NAN, OpaqueValue, PlanStep, Value
-from ..flat import TooManyCalls, branches_fit, flat, read_from, source
+from ..flat import NotFlat, branches_fit, flat, read_from, source
 from ..fusion import fuse
 from ..updates import NotInPlace
 from .items import Branch, CopyIn, Item, Rename, Update, UpdateBegin, items_of
@@ -189,7 +189,7 @@ class Tracer(Updater):
             return []
         try:
             return self._branch(call, bool(array.reshape(-1)[0]))
-        except TooManyCalls:
+        except NotFlat:
             return [(call,)]
 
     def _branch(self, call: ir.Node, taken: bool) -> list[Item]:
