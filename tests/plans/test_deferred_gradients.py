@@ -16,7 +16,7 @@ from singa.model import Model
 from singa_backend import session
 from singa_backend.interpreters.base import DifferentiatedCall
 from singa_backend.interpreters.builder import Symbol
-from singa_backend.ir.graph import DEFERRED
+from singa_backend.ir.gradient_calls import DEFERRED
 from singa_backend.ir.reader import read
 from singa_backend.kernels import onednn
 from singa_backend.kernels.table import gradient_kernels

@@ -14,8 +14,9 @@ from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.versioned import VersionedOperator
 
-WALK = {"ir/versioned.py", "runtime/executor.py", "runtime/placement.py", "runtime/recorded.py"}
-"""The modules that may call `compute`: its own, and those of the executor's walk."""
+WALK = {"ir/versioned.py", "interpreters/evaluate.py", "plans/trace/bodies.py", "runtime/executor.py", "runtime/placement.py",
+        "runtime/recorded.py"}  # fmt: skip
+"""The modules that may call `compute`: its own, those of the executor's walk, and those of the bodies of compositions."""
 
 
 def calls() -> Iterator[tuple[str, str]]:

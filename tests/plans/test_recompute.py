@@ -18,7 +18,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.ir import graph as ir
 from singa_backend.kernels import onednn
 from singa_backend.plans.flat import Roles, call_of, versioned
-from singa_backend.plans.recompute import Home, Order, Recomputing, recompute
+from singa_backend.plans.recompute import CallOrder, Home, Recomputing, recompute
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 
@@ -103,7 +103,7 @@ def test_what_is_not_a_number_of_bytes(bound: Any) -> None:
         net.graph(True, activation_memory=bound)
 
 
-def chain(*types: str) -> tuple[Order, dict[ir.Value, Home]]:
+def chain(*types: str) -> tuple[CallOrder, dict[ir.Value, Home]]:
     """A chain of nodes from one input, whose values are read again in reverse order, each by one product with the last."""
     x = ir.Value("x")
     values, last = [], x
@@ -117,7 +117,7 @@ def chain(*types: str) -> tuple[Order, dict[ir.Value, Home]]:
         y = ir.Value()
         made.append(call_of("Mul", (last, v), (y,), [ORIGIN]))
         last = y
-    return Order(made, [last]), {o: Home(o, 1024, (16, 16)) for c in made for o in c.results}
+    return CallOrder(made, [last]), {o: Home(o, 1024, (16, 16)) for c in made for o in c.results}
 
 
 ORIGIN = ir.Node("Relu", [], [], name="n", opset=13, operator=versioned("", "Relu"))
@@ -142,7 +142,7 @@ def test_nothing_changes_if_nothing_can() -> None:
     assert recompute(order, homes, 1).calls == 0 and order.calls == before
 
 
-def drawn(seed: int, length: int) -> tuple[Order, dict[ir.Value, Home]]:
+def drawn(seed: int, length: int) -> tuple[CallOrder, dict[ir.Value, Home]]:
     """A chain of values of unlike sizes, some from two values or drawn, most of which are read again in reverse order."""
     rng = np.random.default_rng(seed)
     values, made = [ir.Value("x")], list[ir.Node]()
@@ -159,7 +159,8 @@ def drawn(seed: int, length: int) -> tuple[Order, dict[ir.Value, Home]]:
             y = ir.Value()
             made.append(call_of("Mul", (last, v), (y,), [ORIGIN]))
             last = y
-    return Order(made, [last]), {o: Home(o, int(rng.choice([64, 256, 1024, 2048])), (16, 16)) for c in made for o in c.results}
+    homes = {o: Home(o, int(rng.choice([64, 256, 1024, 2048])), (16, 16)) for c in made for o in c.results}
+    return CallOrder(made, [last]), homes
 
 
 def live_bytes(calls: Sequence[Any], outputs: Sequence[ir.Value], homes: dict[ir.Value, int]) -> int:
@@ -173,7 +174,7 @@ def live_bytes(calls: Sequence[Any], outputs: Sequence[ir.Value], homes: dict[ir
     return most
 
 
-def fewest_bytes(order: Order, homes: dict[ir.Value, Home]) -> int:
+def fewest_bytes(order: CallOrder, homes: dict[ir.Value, Home]) -> int:
     """The bytes of the best of all choices: each set of values is dropped after the last forward call, and computed when read."""
     turn = next(i for i, c in enumerate(order.calls) if c.op_type == "Mul")
     forward, backward, sizes = order.calls[:turn], order.calls[turn:], {i: h.nbytes for i, h in homes.items()}

@@ -151,4 +151,4 @@ def test_trajectories(name: str) -> None:
     (step,) = steps_of(ours)
     planner = step._session._planner
     assert planner is not None and not planner.gradients.reasons
-    assert [c.name for c in planner.region.calls if c.node.domain == GRADIENT].count(name) == 2
+    assert [c.op_type for c in planner.graph.nodes if c.domain == GRADIENT].count(name) == 2

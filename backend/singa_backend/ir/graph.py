@@ -875,11 +875,12 @@ class Graph:
         assert self.owner is not None
         first: dict[Value, Value] = {}
         for inner in list(self.captured):
-            same = first.setdefault(self.owner.captures[inner], inner)
-            if same is not inner:
+            if inner.uses:
+                same = first.setdefault(self.owner.captures[inner], inner)
+                if same is inner:
+                    continue
                 inner.replace_all_uses_with(same)
-            if not inner.uses:
-                self._release(inner)
+            self._release(inner)
 
     def source(self, value: Value) -> Value:
         """Return the value that a captured one stands for.

@@ -63,6 +63,7 @@ class Gradients:
         self.known, self.joined, self.reasons, self.taken = known, 0, {}, frozenset()
         self._is_composed = not known
         self._forms: dict[int, NormForm] = {}
+        self._rules = 0  # the number of `known` that are calls of rules
 
     @property
     def refused(self) -> dict[str, str]:
@@ -91,8 +92,12 @@ class Gradients:
             ids: each value by its name.
             types: the dtypes and shapes of the inputs.
         """
+        if self._forms:  # their values are of the graph that was read before
+            forms = norm_forms(graph, self.known[: self._rules], ids, types)
+            self._forms = dict(zip(self._forms, forms, strict=True))
         if not self._is_composed:
             forms = norm_forms(graph, self.known, ids, types)
+            self._rules = len(self.known)
             self.known, self._is_composed = (*self.known, *composites(graph, self.known, ids)), True
             self._forms = dict(enumerate(forms, len(self.known)))
             self.known = (*self.known, *(f.known for f in forms))

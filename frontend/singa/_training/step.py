@@ -16,6 +16,7 @@ from onnx import ModelProto
 from singa_backend import limits
 from singa_backend.autodiff.deferred import Deferrable, Forms
 from singa_backend.ir import gradient_calls
+from singa_backend.ir.declaration import has_trait
 from singa_backend.ir.gradient_calls import listed
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.ir.reader import read
@@ -134,6 +135,8 @@ class Step:
     def _read(self) -> None:
         """Make a session of the nodes that were written."""
         builder = self._record.writer.builder
+        if builder.has_deferred and any(has_trait(n.domain, n.op_type, "exchanges") for n in builder.nodes):
+            self._record.writer.write_deferred()  # if no plan computes the step, it runs again, and would exchange twice
         self._is_deferred = builder.has_deferred
         self._onnx = to_model(self._record.writer, "step", self._outputs, lists_gradients=False)
         self._graph = read(self._onnx, calls=listed(builder.gradient_calls()))
