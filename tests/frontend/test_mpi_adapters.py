@@ -90,7 +90,7 @@ def test_workers_equal_one_process(options: tuple[str, ...], values: set[str], f
     assert (folder / "m.onnx").read_bytes() == before
     assert one.base == two.base and one.settings == two.settings and count == other_count
     assert ("--qlora" in options) != (one.base == base_digest(onnx.load(folder / "m.onnx")))
-    np.testing.assert_allclose(others, losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(others, losses, rtol=1e-5, atol=1e-5)  # losses are up to 5
     mine, theirs = tensors(one), tensors(two)
     assert mine.keys() == theirs.keys() and set(one.values) == values
     assert all(np.abs(c.b).max() > 1e-3 for c in one.changes.values()), "every change has trained"

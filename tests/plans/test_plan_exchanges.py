@@ -112,7 +112,8 @@ def test_every_form_by_plans(form: str) -> None:
         assert [s._session.reason for s in steps_of(net)] == [None] * len(steps_of(net)) and steps_of(net)
         assert {s._session.reason for s in steps_of(by_definitions)} == {NO_PLANS}
         for name, e in expected.items():
-            close(states[name], e, 1e-2 if form == "half" else 1e-5, name)
+            rest = name.startswith("residual.")  # what is below the threshold of sums that round at their own size
+            close(states[name], e, 1e-2 if form == "half" else 5e-5 if rest else 1e-5, name)
     if form != "partial":  # whose ranks differ between averages
         equal_on_all(found)
 

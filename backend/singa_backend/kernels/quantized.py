@@ -324,7 +324,8 @@ class IntegerProduct:
 
         def build(tail: Tail) -> Primitive:
             attributes = tail.made.attributes
-            for zero, arg in (self.a_zero, dnn.args.SRC), (self.b_zero, dnn.args.WEIGHTS):
+            a_zero = None if self._subtracts(tail) else self.a_zero
+            for zero, arg in (a_zero, dnn.args.SRC), (self.b_zero, dnn.args.WEIGHTS):
                 if zero is not None:
                     attributes.set_zero_points(arg, 0)
             weights = unset(b.dtype, b.shape) if constant else given
@@ -343,10 +344,27 @@ class IntegerProduct:
         }
         if tail.bias is not None and tail.term is not None:
             arguments[dnn.args.BIAS] = (tail.term, tail.bias)
-        with_zero(site, arguments, self.a_zero, dnn.args.SRC)
+        subtracts = self._subtracts(tail)
+        with_zero(site, arguments, None if subtracts else self.a_zero, dnn.args.SRC)
         with_zero(site, arguments, self.b_zero, dnn.args.WEIGHTS, self.b_offset)
         emit(site, made, arguments, (inner,), "matmul")
+        if subtracts and self.a_zero is not None:
+            zero, sums = self.a_zero, self.b.read().sum(axis=0, dtype=np.int32)
+            site.emit(
+                lambda: [(_subtract, (inner.array, zero.array, sums))],
+                reads=(inner, zero), writes=(inner,), kernel="numpy.subtract",
+            )  # fmt: skip
         return y
+
+    def _subtracts(self, tail: Tail) -> bool:
+        """Whether the zero point of A is subtracted after the primitive, which does so in float32: sums may exceed `EXACT`."""
+        wide = self.a_zero is not None and self.b_zero is None and self.b.constant and self.b.ndim == 2
+        return wide and tail.dtype == np.int32 and int(self.bound.max(initial=0)) >= EXACT and exact_int8()
+
+
+def _subtract(y: np.ndarray, zero: np.ndarray, sums: np.ndarray) -> None:
+    """Subtract a zero point times the sums of the weights of each column."""
+    np.subtract(y, zero.reshape(()).astype(np.int32) * sums, out=y)
 
 
 def _within_half(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
