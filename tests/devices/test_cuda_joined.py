@@ -161,7 +161,8 @@ def test_nodes_of_a_graph_that_are_joined() -> None:
     graph = SingaBackend.prepare(model(nodes, outputs, inputs)).graph
     assert [n.op_type for n in join(run_order(graph)).nodes] == ["Add", "MatMul", "Sub+Abs+Mul+Add"]
     nodes, outputs, inputs, _ = CASES["two outputs"]
-    made = join(run_order(SingaBackend.prepare(model(nodes, outputs, inputs)).graph)).nodes
+    graph = SingaBackend.prepare(model(nodes, outputs, inputs)).graph
+    made = join(run_order(graph)).nodes
     assert [type(n) for n in made] == [Joined] and made[0].output_names == ("n", "q")
 
 
