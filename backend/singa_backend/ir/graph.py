@@ -386,14 +386,22 @@ class Node:
         self._record(lambda: self._exchange(before))
 
     def _exchange(self, inputs: list[Value | None]) -> None:
-        graph = self.graph
-        for i, v in enumerate(self.inputs) if graph is not None else ():
-            if v is not None:
-                v.uses.pop((self, i), None)
+        linked = self.graph is not None
+        if linked:
+            self._drop_input_uses()
         self.inputs = inputs
-        for i, v in enumerate(inputs) if graph is not None else ():
+        if linked:
+            self._add_input_uses()
+
+    def _add_input_uses(self) -> None:
+        for i, v in enumerate(self.inputs):
             if v is not None:
                 v.uses[self, i] = None
+
+    def _drop_input_uses(self) -> None:
+        for i, v in enumerate(self.inputs):
+            if v is not None:
+                v.uses.pop((self, i), None)
 
     def return_(self, i: int, value: Value | None) -> None:
         """Return another value; the old one has no producer afterwards.
@@ -675,14 +683,12 @@ class Graph:
         if before is not None and previous is not None and node.position == previous.position:  # no room between them
             for i, n in enumerate(self):
                 n.position = i * _GAP
-        for i, v in enumerate(node.inputs):
-            if v is not None:
-                v.uses[node, i] = None
+        node._add_input_uses()
         for inner, v in node.captures.items():
             v.uses[node, inner] = None
-        for v in node.outputs:
-            if v is not None:
-                v.producer, v._graph = node, self.ref
+        for o in node.outputs:
+            if o is not None:
+                o.producer, o._graph = node, self.ref
 
     def arrange(self, nodes: Sequence[Node]) -> None:
         """Contain these nodes in this order, in place of all others; it cannot be undone.
@@ -707,14 +713,12 @@ class Graph:
         node._graph = None  # its own links stay, so that an iteration goes on
         self._all = self.run_order = None
         del self._kinds[node.op_type][node]
-        for i, v in enumerate(node.inputs):
-            if v is not None:
-                v.uses.pop((node, i), None)
+        node._drop_input_uses()
         for inner, v in node.captures.items():
             v.uses.pop((node, inner), None)
-        for v in node.outputs:
-            if v is not None and v.producer is node:
-                v.producer = None
+        for o in node.outputs:
+            if o is not None and o.producer is node:
+                o.producer = None
 
     # --- values
 
@@ -913,6 +917,18 @@ class Graph:
                 self.remove(node)
                 pending += node.reads
 
+    def remove_unused(self) -> int:
+        """Remove the nodes of which no result is used.
+
+        Returns:
+            The number of removed nodes.
+        """
+        count = len(self)
+        for node in reversed(self.nodes):
+            if not any(o.is_used for o in node.results):
+                self.remove(node)
+        return count - len(self)
+
     # --- graphs within
 
     def walk(self) -> Iterator[Graph]:
@@ -940,3 +956,15 @@ class Graph:
                 seen.add(id(graph))
                 yield from graph.nodes
                 pending += [g for node in graph.nodes for g in node.graphs]
+
+
+def producer(value: Value | None) -> Node | None:
+    """The node that returns a value.
+
+    Args:
+        value: a value; None for an absent one.
+
+    Returns:
+        The node; None for inputs, constants and an absent value.
+    """
+    return None if value is None else value.producer

@@ -110,11 +110,7 @@ def _content(tensor: TensorProto) -> Any:
 def remove_dead(rewriter: ModelRewriter) -> int:
     """Remove unused nodes and initializers; inputs of the graph are kept."""
     graph = rewriter.graph
-    count = len(graph)
-    for node in reversed(graph.nodes):
-        if not any(o.is_used for o in node.results):
-            graph.remove(node)
-    count -= len(graph)
+    count = graph.remove_unused()
     unused = {value for value in graph.initializers.values() if not value.is_used}
     if rewriter.editor.ir_version < 4 and graph.owner is None:  # every initializer had to be listed as an input
         graph.remove_inputs(unused)

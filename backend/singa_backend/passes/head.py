@@ -17,12 +17,12 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel, did_you_mean
 from ..ir.declaration import has_trait
-from ..ir.graph import Node, Value
+from ..ir.graph import Node, Value, producer
 from ..ir.writer import value_names
 from ..limits import admit
 from ..proto.values import sizes
 from .cleaning import remove_dead, remove_dead_functions
-from .model import ModelEditor, opset, producer
+from .model import ModelEditor, opset
 from .rewriter import ModelRewriter
 
 SOFTMAXES = ("Softmax", "LogSoftmax")

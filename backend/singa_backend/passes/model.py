@@ -465,11 +465,6 @@ def source(value: Value) -> Value:
     return value if graph is None or graph.owner is None else graph.source(value)
 
 
-def producer(value: Value | None) -> Node | None:
-    """The node that returns a value; None for any other value."""
-    return None if value is None else value.producer
-
-
 def opset(graph: Graph) -> int:
     """The opset of ONNX's own domain."""
     return graph.opsets.get("", 1)

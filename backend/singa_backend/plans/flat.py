@@ -161,13 +161,6 @@ def scratch(
     return graph, {made: value for value, made in copies.items()}
 
 
-def remove_dead(graph: ir.Graph) -> None:
-    """Remove the nodes whose results are not used."""
-    for node in reversed(graph.nodes):
-        if not any(o.is_used for o in node.results):
-            graph.remove(node)
-
-
 @cache
 def versioned(domain: str, op_type: str, version: int | None = None) -> VersionedOperator:
     """An operator at a version; the newest by default."""
@@ -226,11 +219,6 @@ def operator(node: ir.Node | None) -> str:
     if node is None or node.domain or (node.operator is not None and not node.operator.is_modern):
         return ""
     return node.op_type
-
-
-def producer(value: ir.Value | None) -> ir.Node | None:
-    """The node that returns a value; None for inputs, constants and an absent value."""
-    return None if value is None else value.producer
 
 
 def once(value: ir.Value | None) -> bool:

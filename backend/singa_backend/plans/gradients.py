@@ -22,7 +22,7 @@ from ..ir.declaration import REQUIRED
 from ..ir.gradient_calls import GradientCall
 from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
 from .composites import composites
-from .flat import call_of, origins_of, remove_dead, versioned
+from .flat import call_of, origins_of, versioned
 from .fusion.facts import Type
 from .norm_forms import NormForm, norm_forms
 
@@ -303,7 +303,7 @@ class _Joining:
         left = [i for i in range(len(self.calls)) if i not in self.dead]
         left.sort(key=lambda i: self.places[i])
         self.graph.arrange([self.calls[i] for i in left])
-        remove_dead(self.graph)
+        self.graph.remove_unused()
         _omit_unread(self.graph)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
 from ..kernels.updates import OPERATORS
-from .flat import Roles, producer
+from .flat import Roles
 
 
 class NotInPlace(Exception):
@@ -77,7 +77,7 @@ def _take_types_of_inputs(graph: ir.Graph) -> None:
     for call in graph.nodes:
         if call.is_("CastLike"):
             like = call.inputs[1]
-            while (before := producer(like)) is not None and before.is_(*OPERATORS) and before.outputs[0] is like:
+            while (before := ir.producer(like)) is not None and before.is_(*OPERATORS) and before.outputs[0] is like:
                 like = before.inputs[0]  # the results have the type of the operands
             call.put(1, like)
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import SonnxError
 from ...ir import graph as ir
 from ...rewriting.constants import deterministic
-from ..flat import call_of, once, operator, producer, run
+from ..flat import call_of, once, operator, run
 from .facts import is_pointwise
 from .rewriter import PlanRewriter
 
@@ -187,7 +187,7 @@ def _terms(edit: PlanRewriter, root: ir.Node) -> Iterator[ir.Value | None]:
     pending = [*reversed(root.inputs)]
     while pending:
         value = pending.pop()
-        before = producer(value)
+        before = ir.producer(value)
         if before is not None and operator(before) in ("Add", "Sum") and once(value):
             pending += reversed(before.inputs)
         else:

@@ -16,7 +16,6 @@ from ...rewriting.rotary import rotary_embeddings
 from ...rewriting.run import run
 from ...rewriting.sizes import sizes
 from ...rewriting.transposes import transposes
-from ..flat import remove_dead
 from .additions import additions, windows
 from .bodies import bodies
 from .constants import branches, constants
@@ -92,7 +91,7 @@ def fuse(
     passes = [p for p in (*LEVEL_1, *(LEVEL_2 if level > 1 else ())) if p.__name__ in names] if level > 0 else []
     if not passes:
         return {}
-    remove_dead(graph)
+    graph.remove_unused()
     edit = PlanRewriter(graph, types)
     done = run([partial(p, edit) for p in passes], ROUNDS)
     return {p.__name__: n for p, n in zip(passes, done.counts, strict=True) if n}

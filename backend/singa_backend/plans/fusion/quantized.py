@@ -22,7 +22,7 @@ from ...dtypes import numpy_dtype
 from ...errors import SonnxError
 from ...ir import graph as ir
 from ...kernels.quantized import exact_int8
-from ..flat import once, operator, producer, run
+from ..flat import once, operator, run
 from .facts import is_pointwise
 from .rewriter import PlanRewriter
 
@@ -276,7 +276,7 @@ def _source_of(edit: PlanRewriter, value: ir.Value | None, calls: dict[ir.Node, 
     array = edit.constant(value)
     if array is not None:
         return NONE if array.size == 1 and array.ndim <= 1 and array.dtype == F32 else None
-    call = producer(value)
+    call = ir.producer(value)
     known = is_pointwise(call) or operator(call) == "DequantizeLinear"
     return _source(edit, call, calls) if call is not None and known and len(call.outputs) == 1 else None
 
@@ -323,7 +323,7 @@ def quantized_products(edit: PlanRewriter) -> int:
 def _product(edit: PlanRewriter, root: ir.Node, y: Quantized) -> bool:
     value, between = root.inputs[0], []
     while True:
-        call = producer(value)
+        call = ir.producer(value)
         if call is None or not once(value) or len(call.outputs) != 1:
             return False
         if operator(call) not in ("Relu", "Clip"):
@@ -499,10 +499,10 @@ def quantized_sums(edit: PlanRewriter) -> int:
     count = 0
     for root in edit.named("QuantizeLinear"):
         y = _quantized(edit, root) if root in edit.graph else None
-        call = None if y is None else producer(root.inputs[0])
+        call = None if y is None else ir.producer(root.inputs[0])
         relu = None
         if call is not None and operator(call) == "Relu" and once(root.inputs[0]):
-            relu, call = call, producer(call.inputs[0])
+            relu, call = call, ir.producer(call.inputs[0])
         if y is None or not y.simple or call is None or operator(call) != "Add" or not once(call.outputs[0]):
             continue
         both = [_dequantized(edit, i) for i in call.inputs]
@@ -529,7 +529,7 @@ def quantized_sums(edit: PlanRewriter) -> int:
 
 def _order(x: Quantized) -> tuple[bool, bool, int]:
     """A key by which the operand of a sum that its producer should add to comes last."""
-    call = producer(x.value)
+    call = ir.producer(x.value)
     product = operator(call) in ("QLinearConv", "QLinearMatMul", "Clip")
     single = x.value is not None and x.value.users.keys() == {x.call} and once(x.call.outputs[0])
     return product, single, call.position if call is not None else FIRST

@@ -8,7 +8,7 @@ from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...rewriting.reshapes import join_reshape
 from ..chains import is_binary
-from ..flat import operator, producer
+from ..flat import operator
 from .rewriter import PlanRewriter
 
 PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
@@ -43,7 +43,7 @@ def _moved(edit: PlanRewriter, call: ir.Node) -> bool:
         return False
     if name in PRODUCTS:
         return _product(edit, call, reshape)
-    source = producer(reshape.inputs[0])
+    source = ir.producer(reshape.inputs[0])
     if not (operator(source) in SOURCES or _is_function(source)) or not _elementwise(edit, call, reshape, at):
         return False
     inputs = [reshape.inputs[0] if i == at else v for i, v in enumerate(call.inputs)]
