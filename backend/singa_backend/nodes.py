@@ -24,11 +24,12 @@ from .devices.device import Device
 from .errors import SonnxError
 from .interpreters.base import DifferentiatedCall
 from .interpreters.eager import Eager
-from .ir.declaration import REQUIRED, declarations, newest_declaration
+from .ir.declaration import declarations, newest_declaration
+from .ir.gradient import GRADIENT
 from .ir.graph import Graph, Node, Value
 from .ir.versioned import VersionedOperator
 from .kernels.options import options
-from .kernels.table import GRADIENT, TRAINING, GradientKernel, gradient_kernels, kernels_of
+from .kernels.table import TRAINING, gradient_kernel, gradient_kernels, kernels_of
 from .kernels.values import dense, order_of
 from .plans.planner import NOT_FINITE
 from .proto.values import Value as Declared
@@ -212,18 +213,18 @@ class PlannedEager(Eager):
     def _has_gradient_kernel(self, operator: VersionedOperator, attributes: Mapping[str, Any]) -> bool:
         """Whether a gradient kernel may take a call: only such a call is one in training form, as batch statistics are."""
         kernel = gradient_kernels[operator.declaration.domain, operator.declaration.name]
-        return kernel.takes(_with_defaults(operator, attributes), (True,))
+        return kernel.takes(operator.arguments(attributes), (True,))
 
-    def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[Any]) -> list[Any] | None:
-        """The gradients of a call by one kernel, as `Interpreter.gradients_by_kernel`."""
-        operator = call.operator
-        kernel = gradient_kernels.get((operator.declaration.domain, operator.declaration.name))
-        if not self._plans or kernel is None or operator.version not in kernel.versions or len(hidden) < kernel.hidden:
+    def gradients_of(self, call: DifferentiatedCall) -> list[Any] | None:
+        """The gradients of a call by one kernel."""
+        operator, hidden = call.operator, call.hidden
+        kernel = gradient_kernel(operator)
+        if not self._plans or kernel is None or len(hidden) < kernel.hidden:
             return None
-        reads = _reads(kernel, call, hidden)
-        if reads is None or not _is_large(reads) or not kernel.takes(_with_defaults(operator, call.attributes), needs):
+        reads = kernel.read(call.dys, call.inputs, call.outputs, hidden)
+        if reads is None or not _is_large(reads) or not kernel.takes(operator.arguments(call.attributes), call.needs):
             return None
-        return self._one(GRADIENT, operator, reads, call.attributes, needs)
+        return self._one(GRADIENT, operator, reads, call.attributes, call.needs)
 
     def _one(
         self,
@@ -334,14 +335,6 @@ def _plain(attributes: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return tuple(made)
 
 
-def _with_defaults(operator: VersionedOperator, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a call as kernels expect them, defaults included."""
-    declaration = operator.declaration
-    known = {n: (None if v is REQUIRED else v) for n, v in declaration.attributes.items()}
-    given = declaration.stored({n: v for n, v in attributes.items() if v is not None and n in known})
-    return known | {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
-
-
 def _graph(
     domain: str, operator: VersionedOperator, attributes: Mapping[str, Any], inputs: Sequence[Any], wanted: Sequence[bool]
 ) -> Graph:
@@ -360,7 +353,7 @@ def _graph(
         op_type=declaration.name,
         inputs=[*given],
         outputs=[Value(f"y{i}") if w else None for i, w in enumerate(wanted)],
-        attributes=_with_defaults(operator, attributes),
+        attributes=operator.arguments(attributes),
         domain=domain or declaration.domain,
         name=declaration.name,
         opset=operator.version,
@@ -379,20 +372,3 @@ def _graph(
     graph.set_outputs(node.results)
     graph.declared_outputs = tuple(Declared(v.name) for v in node.results)
     return graph
-
-
-def _reads(kernel: GradientKernel, call: DifferentiatedCall, hidden: Sequence[Any]) -> list[Any] | None:
-    """The inputs of a gradient kernel; None if it needs one that there is not, or does not read a gradient."""
-    groups = {"dy": call.dys, "x": call.inputs, "y": call.outputs, "h": hidden}
-    made = []
-    for what in kernel.reads:
-        kind = what.rstrip("0123456789?")
-        at, group = int(what[len(kind) :].rstrip("?")), groups[kind]
-        value = group[at] if at < len(group) else None
-        if value is not None and type(value) is not np.ndarray:
-            return None
-        if value is None and not what.endswith("?"):
-            return None
-        made.append(value)
-    read = {int(what[2:].rstrip("?")) for what in kernel.reads if what.startswith("dy")}
-    return None if any(dy is not None and i not in read for i, dy in enumerate(call.dys)) else made

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -49,7 +50,7 @@ from ._training.loader import positive, seeded
 from ._training.profiling import profiled_step
 from ._training.sources import ArgumentNames, TableBatches, length_of, one_epoch, source_of
 from ._training.state_files import read_states, write_states
-from ._training.step import Step, Steps, step_form
+from ._training.step import Step, step_form
 from .device import DeviceLike, default_device, resolve
 
 __all__ = ["Callback", "FitProgress", "Model", "Step"]
@@ -111,18 +112,18 @@ class Model(Layer):
         self.graph_mode = False
         self.sequential = False
         self.deterministic = False
-        self._steps = Steps()
+        self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
         self._checked = False
         self.not_traceable = ""
         """Why the steps of this model cannot become a graph; "" if they can."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """An independent model in the same mode; if it holds its optimizer, also at the same point of its training."""
-        memo[id(self._steps)] = Steps()  # a recorded step is bound to this model's tensors: the copy records its own
+        memo[id(self._steps)] = OrderedDict()  # a recorded step is bound to this model's tensors: the copy records its own
         return super().__deepcopy__(memo)
 
     def _copied_fields(self) -> dict[str, Any]:
-        return {**self.__dict__, "_steps": Steps()}
+        return {**self.__dict__, "_steps": OrderedDict()}
 
     if not TYPE_CHECKING:  # it would allow every attribute
 
@@ -418,9 +419,7 @@ class Model(Layer):
         if step is None:
             try:
                 with without_collections():
-                    step = Step(
-                        self.train_one_batch, input, kwargs, self._plan_options(), deferrable=self._steps.deferrable.forms
-                    )
+                    step = Step(self.train_one_batch, input, kwargs, self._plan_options())
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
@@ -428,9 +427,6 @@ class Model(Layer):
                 return self.train_one_batch(*input, **kwargs)
             recorded.append(step)
             self._forget_steps()
-            made = step.run(input, kwargs)
-            step.teach(self._steps.deferrable)
-            return made
         return step.run(input, kwargs)
 
     def profile_step(self, *input: Any, runs: int = 10, **kwargs: Any) -> Profile:

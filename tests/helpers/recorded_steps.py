@@ -62,7 +62,7 @@ class Recorded:
     @property
     def reasons(self) -> dict[str, str]:
         """Why gradients were refused, by the operator; of several of an operator, the last one's."""
-        return {self.planner.gradients.known[i].op_type: r for i, r in self.planner.gradients.reasons.items()}
+        return {g.operator.declaration.name: r for g, r in self.planner.gradients.reasons.items()}
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

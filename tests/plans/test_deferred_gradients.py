@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from singa_backend.ir.gradient_calls import DEFERRED
 from tests.helpers.recorded_steps import steps_of
 
 from singa import autograd, device, layer, opt
@@ -16,7 +17,6 @@ from singa.model import Model
 from singa_backend import session
 from singa_backend.interpreters.base import DifferentiatedCall
 from singa_backend.interpreters.builder import Symbol
-from singa_backend.ir.gradient_calls import DEFERRED
 from singa_backend.ir.reader import read
 from singa_backend.kernels import onednn
 from singa_backend.kernels.table import gradient_kernels

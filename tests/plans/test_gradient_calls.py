@@ -99,7 +99,7 @@ SHARED: list[tuple[Callable[..., Any], list[np.ndarray], tuple[int, ...], list[s
     (downsampling, BRANCHES, (0, 1), ["Conv", "Conv", "BatchNormalization", "BatchNormalization", "Relu"]),
     (two_sums, SUMS, (0, 1, 2, 3, 4), ["Conv", "Conv", "Tanh"]),
     (two_sums, SUMS, (1, 2, 3), ["Conv", "Conv"]),
-    (two_sums, SUMS, (2, 4), ["Conv"]),
+    (two_sums, SUMS, (2, 4), ["Conv", "Conv"]),
     (one_twice, [X, filters(), normal(8)], (0, 1, 2), ["Conv", "Conv", "Conv", "Sigmoid"]),
     (three_readers, [X], (0,), ["Tanh", "Relu", "Sigmoid"]),
     (pooled_twice, [X], (0,), ["MaxPool", "AveragePool"]),

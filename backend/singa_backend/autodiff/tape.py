@@ -71,25 +71,26 @@ def gradients(
         hint = gradient_hint(declaration)
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name, hint=hint)
     operator = VersionedOperator(declaration, version or declaration.versions[-1])
-    before = op.differentiated_count
+    call = DifferentiatedCall(operator, attributes, inputs, outputs, dys, needs, hidden)
     if op.is_symbolic:
         for dy, y in zip(dys, outputs, strict=False):
             _like(op, dy, y)
-        call = DifferentiatedCall(operator, attributes, inputs, outputs, dys, (), needs)
-        deferred = op.deferred_gradients(call)
-        if deferred is not None:
-            op.differentiated(replace(call, gradients=deferred))
-            return deferred
-    else:
-        by_kernel = op.gradients_by_kernel(DifferentiatedCall(operator, attributes, inputs, outputs, dys, ()), needs, hidden)
-        if by_kernel is not None:
-            return by_kernel
+    made = op.gradients_of(call)
+    if made is not None:
+        return made
+    with op.within(call):
+        return gradients_by_rule(op, call)
+
+
+def gradients_by_rule(op: Interpreter[Any], call: DifferentiatedCall) -> list[Any]:
+    """The gradients of a call by the rule of its operator; raises as `gradients` does."""
+    declaration, version = call.operator.declaration, call.operator.version
     try:
-        found = _widened_rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+        found = _widened_rule(op, call)
     except UnsupportedModel as error:
-        raise error.locate(operator=declaration.name, version=version or declaration.versions[-1]) from None
+        raise error.locate(operator=declaration.name, version=version) from None
     except Exception as error:
-        place: dict[str, Any] = {"operator": declaration.name, "version": version or declaration.versions[-1]}
+        place: dict[str, Any] = {"operator": declaration.name, "version": version}
         if isinstance(error, (SonnxError, MemoryError, RecursionError)) or not op.is_symbolic:
             raise typed_error(error, f"the gradient of {declaration.name}").locate(**place) from (
                 error.__cause__ if isinstance(error, SonnxError) else error
@@ -100,32 +101,23 @@ def gradients(
             **place,
         ) from error
     if op.is_symbolic:
-        for g, x in zip(found, inputs, strict=True):
+        for g, x in zip(found, call.inputs, strict=True):
             _like(op, g, x)
-        inner = op.differentiated_count - before
-        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found, needs, inner))
     return found
 
 
-def _widened_rule(
-    op: Interpreter[Any],
-    declaration: Declaration,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    attributes: dict[str, Any],
-    dys: Sequence[Any],
-    needs: Sequence[bool],
-    version: int | None,
-) -> list[Any]:
+def _widened_rule(op: Interpreter[Any], call: DifferentiatedCall) -> list[Any]:
     """The gradients by the rule, which computes in float32 for narrower floats."""
-    bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
-    if declaration.widen and not bodies:
-        wide = [[_widened(op, v) for v in values] for values in (inputs, outputs, dys)]
-        if any(w is not v for a, b in zip(wide, (inputs, outputs, dys), strict=True) for w, v in zip(a, b, strict=True)):
-            found = _rule(op, declaration, wide[0], wide[1], attributes, wide[2], needs, version)
-            like = next(dy for dy in dys if dy is not None)  # for an input that was not kept: rules that cast declare theirs
-            return [None if g is None else op.cast(g, x if op.is_value(x) else like) for g, x in zip(found, inputs, strict=True)]
-    return _rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+    bodies = [v for v in call.attributes.values() if isinstance(v, Subgraph)]
+    if call.operator.declaration.widen and not bodies:
+        given = (call.inputs, call.outputs, call.dys)
+        wide = [[_widened(op, v) for v in values] for values in given]
+        if any(w is not v for a, b in zip(wide, given, strict=True) for w, v in zip(a, b, strict=True)):
+            found = _rule(op, replace(call, inputs=wide[0], outputs=wide[1], dys=wide[2]))
+            like = next(dy for dy in call.dys if dy is not None)  # for an input that was not kept: rules that cast declare theirs
+            pairs = zip(found, call.inputs, strict=True)
+            return [None if g is None else op.cast(g, x if op.is_value(x) else like) for g, x in pairs]
+    return _rule(op, call)
 
 
 def _like(op: Interpreter[Any], gradient: Any, value: Any) -> None:
@@ -147,26 +139,15 @@ def _widened(op: Interpreter[Any], value: Any) -> Any:
     return op.call("Cast", (value,), {"to": dtypes.onnx_code(np.float32)}, 1)[0] if narrow else value
 
 
-def _rule(
-    op: Interpreter[Any],
-    declaration: Declaration,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    attributes: dict[str, Any],
-    dys: Sequence[Any],
-    needs: Sequence[bool],
-    version: int | None,
-) -> list[Any]:
+def _rule(op: Interpreter[Any], call: DifferentiatedCall) -> list[Any]:
     """The gradients by the rule of a declaration, or through its decomposition."""
-    bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
-    count = len(inputs) - sum(len(b.captured) for b in bodies)
+    declaration, inputs, outputs, dys = call.operator.declaration, call.inputs, call.outputs, call.dys
     if declaration.gradient_rule is None:
-        return _through_decomposition(
-            op, declaration, version or declaration.versions[-1], inputs, len(outputs), attributes, dys, needs
-        )
-    known: dict[str, Any] = {"dys": list(dys), "ys": list(outputs), "y": outputs[0] if outputs else None, "needs": tuple(needs)}
-    known |= {"captured": list(inputs[count:]), "version": version or declaration.versions[-1]}
-    known |= declaration.bind(inputs[:count], attributes)  # if an input is named y, the name means the input
+        return _through_decomposition(op, call)
+    count = len(inputs) - sum(len(v.captured) for v in call.attributes.values() if isinstance(v, Subgraph))
+    known: dict[str, Any] = {"dys": list(dys), "ys": list(outputs), "y": outputs[0] if outputs else None}
+    known |= {"captured": list(inputs[count:]), "version": call.operator.version, "needs": tuple(call.needs)}
+    known |= declaration.bind(inputs[:count], dict(call.attributes))  # if an input is named y, the name means the input
     if "dy" in declaration.gradient_rule.names:
         known["dy"] = dys[0] if dys[0] is not None else op.zeros_like(outputs[0])
     result = declaration.gradient_rule(op, known)
@@ -174,30 +155,22 @@ def _rule(
     if any(g is not None for g in found[len(inputs) :]):
         raise ValueError(f"the rule of {declaration} must return at most {len(inputs)} gradients, got {len(found)}")
     found = [*found, *[None] * (len(inputs) - len(found))][: len(inputs)]  # omitted inputs have none
-    return [g if n else None for g, n in zip(found, needs, strict=True)]
+    return [g if n else None for g, n in zip(found, call.needs, strict=True)]
 
 
-def _through_decomposition(
-    op: Interpreter[Any],
-    declaration: Declaration,
-    version: int,
-    inputs: Sequence[Any],
-    outputs: int,
-    attributes: dict[str, Any],
-    dys: Sequence[Any],
-    needs: Sequence[bool],
-) -> list[Any]:
-    tape = Tape(op)
-    values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
+def _through_decomposition(op: Interpreter[Any], call: DifferentiatedCall) -> list[Any]:
+    tape, inputs, attributes = Tape(op), call.inputs, call.attributes
+    values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, call.needs, strict=True)]
     captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Subgraph)) :])
     own = {
         n: Subgraph(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Subgraph) else v
         for n, v in attributes.items()
     }
-    made = declaration.decompose(tape, version, values, own, outputs)
+    made = call.operator.declaration.decompose(tape, call.operator.version, values, own, len(call.outputs))
     ends = [v if isinstance(v, Var) else tape.variable(v, False) for v in made]
     # The schema may bind another float dtype to an output than the one in which its parts are computed.
-    dys = [op.cast(dy, v.raw) if dy is not None and tape.differentiable(v.raw) else dy for v, dy in zip(ends, dys, strict=True)]
+    pairs = zip(ends, call.dys, strict=True)
+    dys = [op.cast(dy, v.raw) if dy is not None and tape.differentiable(v.raw) else dy for v, dy in pairs]
     return tape.gradients(ends, dys, values)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
@@ -36,17 +37,16 @@ LEAST_OPSET = 18
 
 @dataclass(frozen=True, eq=False)
 class DifferentiatedCall:
-    """A call whose gradients a rule has computed; all values are those of the interpreter.
+    """A call whose gradients are needed; all values are those of the interpreter.
 
     Attributes:
         operator: the operator of the call.
         attributes: its attributes.
-        inputs: its inputs.
+        inputs: its inputs, then the values that its graphs capture.
         outputs: its outputs.
         dys: the gradient of each output.
-        gradients: the gradient of each input.
         needs: for each input, whether its gradient is needed.
-        inner: the number of calls before it whose rules its own rule has called.
+        hidden: what the call returned besides its outputs, for a gradient kernel.
     """
 
     operator: VersionedOperator
@@ -54,9 +54,8 @@ class DifferentiatedCall:
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     dys: Sequence[Any]
-    gradients: Sequence[Any]
-    needs: Sequence[bool] = ()
-    inner: int = 0
+    needs: Sequence[bool]
+    hidden: Sequence[Any] = ()
 
 
 @dataclass(eq=False)
@@ -247,31 +246,13 @@ class Interpreter(ABC, Generic[T]):
         known = None if shape is None else [None] * (len(shape) - len(drop) + add)
         return helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), known)
 
-    def differentiated(self, call: DifferentiatedCall) -> None:
-        """Note that a rule has computed the gradients of a call; an interpreter that writes a graph keeps it for plans."""
-
-    @property
-    def differentiated_count(self) -> int:
-        """The number of calls that `differentiated` has noted."""
-        return 0
-
-    def deferred_gradients(self, call: DifferentiatedCall) -> list[T | None] | None:
-        """The gradients of a call whose rule writes its nodes later, if a plan needs them; None if the rule must run now.
-
-        Args:
-            call: the call, without gradients.
-        """
+    def gradients_of(self, call: DifferentiatedCall) -> list[T | None] | None:
+        """The gradients of a call as one call, or by one kernel; None if the rule must compute them."""
         return None
 
-    def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[T]) -> list[T | None] | None:
-        """The gradients of a call by one kernel; None if the rule must compute them.
-
-        Args:
-            call: the call, without gradients.
-            needs: for each input, whether its gradient is needed.
-            hidden: what the forward call in training form returned besides its outputs.
-        """
-        return None
+    def within(self, call: DifferentiatedCall) -> AbstractContextManager[None]:
+        """The context in which the rule of a call computes: an interpreter that writes a graph marks the nodes."""
+        return nullcontext()
 
     def add(self, a: T | None, b: T | None) -> T | None:
         """The sum of two gradients; None counts as zero."""

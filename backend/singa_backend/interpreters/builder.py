@@ -6,7 +6,8 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -17,7 +18,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import newest_declaration, single
-from ..ir.gradient_calls import DEFERRED, GradientCall
+from ..ir.gradient import GRADIENT, Gradient
 from ..ir.reader import attribute_types, read
 from ..limits import content_bytes
 from ..proto import save
@@ -26,7 +27,7 @@ from ..proto.messages import FreshNames, graphs, reads
 from ..proto.schemas import ANY_OPSET, newest, schema_version, schemas, type_strings
 from ..proto.values import sizes
 from ..runtime.executor import Executor
-from .base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments
+from .base import Example, Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
 
@@ -107,8 +108,9 @@ class GraphBuilder(Interpreter[Symbol]):
         self._folding = limits.Budget(_FOLDING)
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
-        self._differentiated: list[DifferentiatedCall] = []
-        self._deferred: dict[int, tuple[DifferentiatedCall, list[Symbol]]] = {}
+        self.gradients: dict[str, tuple[Gradient, dict[str, Any]]] = {}
+        """The gradient that a node computes, or is a part of, and the attributes of its call, by the name of the node."""
+        self._gradient: Gradient | None = None
         self.examples: dict[str, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
         self._values: dict[str, Any] = {}
@@ -386,85 +388,36 @@ class GraphBuilder(Interpreter[Symbol]):
             )  # keeps the objects alive whose ids are in the key
         return list(self._calls[key][1])
 
-    def differentiated(self, call: DifferentiatedCall) -> None:
-        if self.outer is None:  # plans do not join the nodes of subgraphs
-            self._differentiated.append(call)
+    @contextmanager
+    def writing(self, gradient: Gradient) -> Iterator[None]:
+        """The context in which the rule of a gradient writes nodes of this graph."""
+        before, self._gradient = self._gradient, gradient
+        try:
+            yield
+        finally:
+            self._gradient = before
 
-    def defer(self, call: DifferentiatedCall, present: Sequence[bool]) -> list[Symbol | None]:
-        """The gradients of a call as results of one node, in whose place `write_deferred` writes those of the rule.
+    def gradient(
+        self, gradient: Gradient, attributes: Mapping[str, Any], values: Sequence[Symbol | None], count: int
+    ) -> list[Symbol | None]:
+        """The gradients of a call as results of one node.
 
         Args:
-            call: the call, without gradients.
-            present: for each input, whether the rule returns a gradient, which has the type of the input.
+            gradient: the gradient.
+            attributes: those of the call.
+            values: the inputs of the node.
+            count: the number of inputs of the call.
         """
-        given = [self.imported_value(v) for v in (*call.inputs, *call.outputs, *call.dys) if self.is_value(v)]
-        op_type = call.operator.declaration.name
-        gradients = [
-            Symbol(self.name(f"{op_type.lower()}_gradient"), self, self.type_of(x)) if p else None
-            for x, p in zip(call.inputs, present, strict=True)
-        ]
-        made = [g for g in gradients if g is not None]
-        reads = dict.fromkeys(s.name for s in given if s is not None)
-        node = helper.make_node(op_type, list(reads), [g.name for g in made], name=made[0].name, domain=DEFERRED)
+        op_type, inputs = gradient.operator.declaration.name, gradient.split(values)[1]
+        symbols = [self.imported_value(v) for v in values]
+        names = [self.name(f"{op_type.lower()}_gradient") for _ in gradient.places]
+        node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=GRADIENT)
+        self.gradients[node.name] = gradient, {n: v for n, v in attributes.items() if v is not None}
         self._append(node)
-        self._deferred[id(node)] = (call, made)
-        return list(gradients)
-
-    def forget_differentiated(self) -> None:
-        """Forget the last call of a rule, which was noted before."""
-        self._differentiated.pop()
-
-    @property
-    def differentiated_count(self) -> int:
-        return len(self._differentiated)
-
-    @property
-    def differentiated_calls(self) -> Sequence[DifferentiatedCall]:
-        """The calls of gradient rules so far."""
-        return self._differentiated
-
-    @property
-    def has_deferred(self) -> bool:
-        """Whether there are nodes of `defer`."""
-        return bool(self._deferred)
-
-    def write_deferred(self, write: Callable[[DifferentiatedCall], Sequence[Any]]) -> None:
-        """Replace the nodes of `defer` by those of the rules.
-
-        Args:
-            write: calls the rule of a call; returns the gradients.
-        """
-        before, self.nodes, self._made, self._readers = self.nodes, [], {}, {}
-        self.forget_calls()
-        renamed: dict[str, str] = {}
-        for node in before:
-            _rename(node, renamed)
-            if id(node) not in self._deferred:
-                self._append(node)
-                continue
-            call, made = self._deferred.pop(id(node))
-            count = len(self._differentiated)
-            found = [self.imported_value(g) for g in write(call) if g is not None]
-            inner = self._differentiated[count:]
-            del self._differentiated[count:]
-            at = next(i for i, c in enumerate(self._differentiated) if any(g is made[0] for g in c.gradients))
-            self._differentiated[at:at] = inner  # a rule that calls another one ends after it
-            for old, new in zip(made, found, strict=True):
-                assert new is not None
-                renamed[old.name] = new.name
-                old.name = new.name
-
-    def gradient_calls(self) -> tuple[GradientCall, ...]:
-        """The calls of gradient rules so far, with the present names of their values."""
-        made = []
-        for c in self._differentiated:
-            groups = (c.inputs, c.outputs, c.dys, c.gradients)
-            inputs, outputs, dys, grads = (tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in groups)
-            declaration = c.operator.declaration
-            numbers = tuple(n for i, v in enumerate(c.dys) if (n := _number(i, v)) is not None)
-            which = declaration.domain, declaration.name, c.operator.version, c.attributes
-            made.append(GradientCall(*which, inputs, outputs, dys, grads, numbers))
-        return tuple(made)
+        found: list[Symbol | None] = [None] * count
+        for place, name in zip(gradient.places, names, strict=True):
+            found[place] = Symbol(name, self, self.type_of(inputs[place]))
+        return found
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
         """A new node, even if its results are known or an equal node exists."""
@@ -493,6 +446,8 @@ class GraphBuilder(Interpreter[Symbol]):
             raise limits.exhausted("nodes", "SX611", f"the graph has more than {len(self.nodes)} nodes")
         self._made.update(dict.fromkeys(node.output, len(self.nodes)))
         self.nodes.append(node)
+        if self._gradient is not None:
+            self.gradients[node.name] = self._gradient, {}
         for name in reads(node):
             self._readers.setdefault(name, []).append(node)
 
@@ -682,14 +637,6 @@ class GraphBuilder(Interpreter[Symbol]):
         if not deferred:
             save.attach_data(graph, self.arrays)
         return graph
-
-
-def _number(place: int, v: Any) -> tuple[int, str, tuple[int, ...], float] | None:
-    """A constant of one float, as a `GradientCall` lists it."""
-    value = v.value if isinstance(v, Symbol) and v.frozen_value is None else None
-    if value is None or value.size != 1 or value.dtype not in (np.float32, np.float64):
-        return None
-    return place, value.dtype.name, value.shape, float(value.reshape(())[()])
 
 
 def _draws(domain: str, op_type: str) -> bool:

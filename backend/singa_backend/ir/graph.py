@@ -25,7 +25,7 @@ from onnx import AttributeProto, NodeProto, helper
 
 from ..errors import InvalidModel
 from ..proto.values import Value as Declared
-from .gradient_calls import GradientCall
+from .gradient import Gradient
 from .journal import Journal, Undo
 from .order import cycle, runnable_order
 from .versioned import VersionedOperator
@@ -159,7 +159,7 @@ class Node:
         captures: for each captured value of its bodies, the value of this node's graph that it stands for.
         proto: the message that the node was read from; None for a new one.
         origins: the nodes in whose place it is, for reports.
-        gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
+        gradient: the gradient that it computes, or that it is a part of, or that needs it in training form; None for any other.
         position: larger for later nodes of the graph.
         input_slots: the numbers of the inputs in the run order of the graph; ABSENT (-1) for an absent one.
         output_slots: the same of the outputs.
@@ -181,7 +181,7 @@ class Node:
     captures: dict[Value, Value] = field(default_factory=dict)
     proto: NodeProto | None = None
     origins: tuple[Node, ...] = ()
-    gradient: int = -1
+    gradient: Gradient | None = None
     _graph: weakref.ref[Graph] | None = field(default=None, init=False, repr=False)
     position: int = field(default=0, init=False)
     input_slots: tuple[int, ...] = field(default=(), init=False)
@@ -241,6 +241,12 @@ class Node:
         if not self.attributes and self.function is None:
             return []
         return self.bodies if self.function is None else [*self.bodies, self.function]
+
+    def body(self) -> Graph | None:
+        """Return the body of a function or of a gradient, which is written now if it is not known yet; None for any other."""
+        if self.function is None and self.gradient is not None and self.gradient.write is not None:
+            self.function = self.gradient.write()
+        return self.function
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -447,7 +453,6 @@ class Graph:
         journal: records the changes of this graph; None if they are final.
         warnings: what the reader read in another way than the file states it, one sentence each.
         marked: the initializers that the file lists as parameters under the key PARAMETERS of its metadata.
-        gradient_calls: the calls of gradient rules that have written nodes, in order, if it is a recorded step.
     """
 
     from_onnx: ClassVar[Callable[..., Graph]]
@@ -467,7 +472,6 @@ class Graph:
         self.journal: Journal | None = None
         self.warnings: tuple[str, ...] = ()
         self.marked: frozenset[str] = frozenset()
-        self.gradient_calls: tuple[GradientCall, ...] = ()
         self.run_order: Any = None
         self._first: Node | None = None
         self._last: Node | None = None

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from string import digits
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,10 +39,10 @@ from ..proto.schemas import (
     schemas,
 )
 from ..proto.values import Value as Declared
-from . import gradient_calls, other_domains
+from . import other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations, undeclared
-from .gradient_calls import DEFERRED, GradientCall
+from .gradient import FORM, GRADIENT, Gradient
 from .graph import Graph, Node, Value
 from .order import runnable_order
 from .structure import without_collector
@@ -110,7 +111,7 @@ def read(
     within: tensor_data.ModelFile | None = None,
     maps: tensor_data.Maps | None = None,
     operators: Sequence[CustomOperator] = (),
-    calls: tuple[GradientCall, ...] | None = None,
+    gradients: Mapping[str, tuple[Gradient, dict[str, Any]]] | None = None,
 ) -> Graph:
     """Read a model and check it against ONNX's rules.
 
@@ -120,8 +121,8 @@ def read(
         within: the model's file, if data were left in it.
         maps: receives the files of external data; None if the caller does not need them.
         operators: operators that only this model has; they precede registered ones.
-        calls: the calls of gradient rules, of a step that this process has recorded, which may have deferred nodes; None for
-            those that the model lists.
+        gradients: of a step that this process has recorded, the gradient that a node computes or is a part of, and the
+            attributes of its call, by the name of the node; None for a model from elsewhere.
 
     Returns:
         The graph, whose operators are resolved to their schema versions.
@@ -134,7 +135,7 @@ def read(
     load_domain("")
     own = by_public_name(operators)
     with ensured(), without_collector():
-        return _read(model, folder, within, maps or tensor_data.Maps(), own, calls)
+        return _read(model, folder, within, maps or tensor_data.Maps(), own, gradients)
 
 
 def read_call(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
@@ -162,18 +163,17 @@ def _read(
     within: tensor_data.ModelFile | None,
     maps: tensor_data.Maps,
     own: _Operators,
-    calls: tuple[GradientCall, ...] | None,
+    gradients: Mapping[str, tuple[Gradient, dict[str, Any]]] | None,
 ) -> Graph:
-    if calls is None:
+    if gradients is None:
         check_messages(model)
     try:
         reader = _Reader(model, folder, within, maps, own)
-        reader.is_recorded = calls is not None
+        reader.gradients = gradients or {}
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
         check_nesting(_height(graph, {}))
         graph.warnings, graph.marked = tuple(reader.warnings), _marked(model)
-        graph.gradient_calls = gradient_calls.load(model) if calls is None else calls
         return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for Python's stack", code="SX602") from error
@@ -210,7 +210,7 @@ class _Reader:
         own: _Operators,
     ) -> None:
         self.own = own
-        self.is_recorded = False
+        self.gradients: Mapping[str, tuple[Gradient, dict[str, Any]]] = {}
         self.versions: dict[tuple[str, str, int], int | None] = {}
         self._operators: dict[tuple[int, int], VersionedOperator] = {}
         self.explained: set[str] = set()  # domains that the hint of a problem explains
@@ -501,11 +501,20 @@ class _Scope:
         key = (domain, proto.op_type, proto.overload)
         if key in self.reader.functions and not (is_custom(domain) and (domain, proto.op_type) in declarations):
             node.function = self._function(self.reader.functions[key], key, proto, where)
-        elif not (reader.is_recorded and domain == DEFERRED):
+            if domain == GRADIENT and node.function is not None:
+                self._gradient(node, proto, self.reader.functions[key], where)
+        elif name in reader.gradients:
+            node.gradient, attributes = reader.gradients[name]
+            if domain == GRADIENT:
+                node.operator, node.given = node.gradient.operator, frozenset(attributes)
+                node.attributes = node.operator.arguments(attributes)
+            else:
+                self._operator(node, proto, outputs, where)
+        else:
             self._operator(node, proto, outputs, where)
         if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
             self._forward_graph(node, where)
-        if node.operator is not None:
+        if node.operator is not None and domain != GRADIENT:
             outputs = _without_omitted(outputs, node.operator.schema)
         node.outputs = [None] * len(outputs)
         for problem in subgraph_problems(node) if node.graphs else ():
@@ -748,6 +757,27 @@ class _Scope:
             reader.bodies[same] = self._nested(lambda: self._body(proto, bindings))
             reader.calling.pop()
         return reader.bodies[same]
+
+    def _gradient(self, node: Node, call: NodeProto, function: FunctionProto, where: dict[str, Any]) -> None:
+        """Note of which operator a function computes the gradient, if it is one that a training step is written with."""
+        name = node.op_type.partition(FORM)[0]
+        opsets = {plain_domain(o.domain): o.version for o in function.opset_import}
+        version = schema_version("", name, opsets.get("", 0))
+        declaration = declarations.get(("", name), {}).get(version or 0)
+        kinds = Counter(n.rstrip(digits) for n in function.input)
+        named = [f"{kind}{i}" for kind in ("dy", "x", "y") for i in range(kinds[kind])]
+        places = [n.removeprefix("dx") for n in function.output]
+        if version is None or declaration is None or named != [*function.input] or kinds["dy"] != kinds["y"]:
+            return
+        if not all(p.isdecimal() and int(p) < kinds["x"] for p in places) or len(call.output) != len(places):
+            return
+        given = self._attributes(call, _signature(schemas["", name][version]).types, where)
+        node.inputs += [None] * (len(named) - len(node.inputs))
+        node.operator, node.given = self.reader.operator(declaration, version), frozenset(given)
+        node.attributes = node.operator.arguments(given)
+        results = (*node.inputs[len(named) - kinds["y"] :], *node.inputs[kinds["dy"] :])
+        of = next((v.name for v in results if v is not None), "")
+        node.gradient = Gradient(node.operator, of, kinds["y"], tuple(map(int, places)))
 
     def _body(self, proto: FunctionProto, bindings: Bindings) -> Graph:
         # Not a copy of the model's: there may be many imports, and many functions.

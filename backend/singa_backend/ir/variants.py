@@ -15,7 +15,9 @@ from .. import dtypes
 from ..proto.values import Value as Declared
 from .graph import ABSENT, Graph, Node, Value
 
-_FIELDS = ("attributes", "domain", "name", "overload", "opset", "plain", "given", "operator", "function", "forward_graph")
+_FIELDS = (
+    "attributes", "domain", "name", "overload", "opset", "plain", "given", "operator", "function", "forward_graph", "gradient",
+)  # fmt: skip
 """The fields of a node that a copy shares."""
 
 
@@ -45,13 +47,13 @@ def _flat(graph: Graph) -> tuple[Any, ...]:
         nodes.append((n.op_type, {f: getattr(n, f) for f in _FIELDS}, at(n.inputs), at(n.outputs), outer))
     ends.append(at(graph.outputs))
     values = [(v.name, v.constant, v.declared, v.pinned) for v in number]
-    facts = graph.name, graph.opsets, graph.declared_outputs, graph.warnings, graph.marked, graph.gradient_calls
+    facts = graph.name, graph.opsets, graph.declared_outputs, graph.warnings, graph.marked
     return facts, values, nodes, ends
 
 
 def _rebuilt(facts: tuple[Any, ...], values: list[Any], nodes: list[Any], ends: list[list[int]]) -> Graph:
     graph = Graph(*facts[:2])
-    graph.declared_outputs, graph.warnings, graph.marked, graph.gradient_calls = facts[2:]
+    graph.declared_outputs, graph.warnings, graph.marked = facts[2:]
     made: list[Any] = []
     for name, constant, declared, pinned in values:
         made.append(Value(name, graph=graph, constant=constant, declared=declared))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,7 @@ from ..devices.device import is_host_value
 from ..devices.namespaces import Xp
 from ..errors import InvalidInput, OperatorError, UnsupportedModel
 from ..proto.schemas import is_private, public_domain, schemas, type_strings
-from .declaration import Declaration, declarations, newest_declaration
+from .declaration import REQUIRED, Declaration, declarations, newest_declaration
 
 _SMALL = 1 << 16
 """Broadcast results of at most this many elements are not checked against the limits."""
@@ -115,6 +115,12 @@ class VersionedOperator:
         self._derived: Any = None
         self.is_modern = self._types.is_modern
         """Whether this version has the operator's present meaning."""
+
+    def arguments(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes of a call as definitions and kernels expect them, defaults included."""
+        known = {n: (None if v is REQUIRED else v) for n, v in self.declaration.attributes.items()}
+        given = self.declaration.stored({n: v for n, v in attributes.items() if v is not None and n in known})
+        return known | {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
 
     def __reduce__(self) -> Any:
         """Support pickle: an operator is found by its name, in the module that declares it."""

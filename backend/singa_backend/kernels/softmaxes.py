@@ -7,13 +7,14 @@ from functools import partial
 
 import numpy as np
 
+from ..ir.gradient import GRADIENT
 from . import onednn as dnn
 from .elementwise import FLOATS
 from .lowering import F32, copy, emit, ordered, require_gradient, threads_for
 from .onednn import MemoryDesc, backward
 from .products import contiguous, described, merged
 from .sums import Sum
-from .table import GRADIENT, Site, gradient, kernel, worst
+from .table import Site, gradient, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
 
 LONG = 1 << 15

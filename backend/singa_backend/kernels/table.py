@@ -22,6 +22,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from ..ir.gradient import GRADIENT
+from ..ir.versioned import VersionedOperator
 from .values import FINITE, Bound, Buffer, PlanStep, Value
 
 Made = TypeVar("Made")
@@ -280,8 +282,8 @@ def kernel(
     return add
 
 
-GRADIENT, TRAINING = "ai.singa.gradient", "ai.singa.training"
-"""The domains of gradients that one kernel computes, and of forward calls that return what these need; only plans have them."""
+TRAINING = "ai.singa.training"
+"""The domain of forward calls that return what the kernels of gradients need; only plans have it."""
 
 
 def _always(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
@@ -306,9 +308,27 @@ class GradientKernel:
     takes: Callable[[dict[str, Any], Sequence[bool]], bool]
     hidden: int
 
+    def read(self, dys: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], hidden: Sequence[Any]) -> list[Any] | None:
+        """What the body reads of a call; None if it needs an absent value, or does not read the gradient of an output."""
+        groups, values = {"dy": dys, "x": inputs, "y": outputs, "h": hidden}, []
+        for what in self.reads:
+            kind = what.rstrip("0123456789?")
+            at, group = int(what[len(kind) :].rstrip("?")), groups[kind]
+            values.append(group[at] if at < len(group) else None)
+            if values[-1] is None and not what.endswith("?"):
+                return None
+        read = {int(what[2:].rstrip("?")) for what in self.reads if what.startswith("dy")}
+        return None if any(dy is not None and i not in read for i, dy in enumerate(dys)) else values
+
 
 gradient_kernels: dict[tuple[str, str], GradientKernel] = {}
 """(domain, operator) -> what the gradient kernel of the operator needs."""
+
+
+def gradient_kernel(operator: VersionedOperator) -> GradientKernel | None:
+    """What the gradient kernel of an operator at its version needs; None if there is none."""
+    kernel = gradient_kernels.get((operator.declaration.domain, operator.declaration.name))
+    return kernel if kernel is not None and operator.version in kernel.versions else None
 
 
 def gradient(

@@ -10,16 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import FunctionProto, NodeProto, TypeProto, helper
+from onnx import FunctionProto, GraphProto, NodeProto, TypeProto, helper
 
 from .. import dtypes
 from ..errors import SonnxError
 from ..interpreters.builder import GraphBuilder
 from ..ir.declaration import Declaration
+from ..ir.gradient import FORM
 from ..proto.schemas import public_domain, schemas
 
 OVERLOADS = 10
 """The IR version from which functions have overloads."""
+
+
+def body_nodes(graph: GraphProto) -> list[NodeProto]:
+    """The nodes of a graph as those of a function, which has no initializers."""
+    return [*(helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer), *graph.node]
 
 
 @dataclass
@@ -84,15 +90,14 @@ class CallFunctions:
             graph = builder.proto(node.op_type, builder.finish(made, outputs))
         except (SonnxError, ValueError, TypeError, AttributeError):
             return None
-        constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
-        number = 1 + sum(f.name.partition("_form")[0] == node.op_type for f in self.forms.values())
+        number = 1 + sum(f.name.partition(FORM)[0] == node.op_type for f in self.forms.values())
         overloads = helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)]) >= OVERLOADS
         return helper.make_function(
             public_domain(declaration.domain),
-            node.op_type if overloads else f"{node.op_type}_form{number}",
+            node.op_type if overloads else f"{node.op_type}{FORM}{number}",
             names,
             outputs,
-            [*constants, *graph.node],
+            body_nodes(graph),
             [helper.make_opsetid("", self.opset)],
             attributes=sorted(given),
             overload=f"form{number}" if overloads else "",

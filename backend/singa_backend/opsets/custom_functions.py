@@ -15,6 +15,7 @@ from .. import dtypes
 from ..ir.declaration import declarations
 from ..proto.messages import graphs
 from ..proto.schemas import is_custom, schema_version, schemas, type_strings
+from .call_functions import body_nodes
 from .target_schema import written_as_function
 from .writer import OpsetWriter
 
@@ -53,9 +54,8 @@ def _function(domain: str, name: str, version: int, opset: int) -> FunctionProto
     inputs = [builder.input(p.name, _type(type_strings(form)[p.type_str])) for p in form.inputs]
     names = [p.name for p in form.outputs]
     graph = builder.proto(name, builder.finish(declaration.decompose(writer, version, inputs, {}, len(names)), names))
-    constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
     imports = [helper.make_opsetid("", opset)]
-    return helper.make_function(domain, name, [s.name for s in inputs], names, [*constants, *graph.node], imports)
+    return helper.make_function(domain, name, [s.name for s in inputs], names, body_nodes(graph), imports)
 
 
 def _type(allowed: Sequence[str]) -> TypeProto | None:

@@ -9,11 +9,11 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from ..errors import UnsupportedModel
 from ..interpreters.builder import GraphBuilder
-from ..ir import gradient_calls
 from ..proto import save
 from ..proto.messages import graphs
 from ..proto.schemas import is_private, newest, newest_taken, public_domain, schema_version
 from .custom_functions import functions
+from .rule_bodies import gradient_functions
 from .writer import OpsetWriter
 
 
@@ -24,7 +24,6 @@ def to_model(
     names: Sequence[str] | None = None,
     *,
     deferred: bool = False,
-    lists_gradients: bool = True,
 ) -> ModelProto:
     """The model of a graph, with the opsets that its nodes require and the function bodies of custom operators.
 
@@ -34,7 +33,6 @@ def to_model(
         outputs: the values of its outputs.
         names: the names of the outputs; None for those of the values.
         deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.attach_data`.
-        lists_gradients: whether the metadata list the calls of gradient rules.
     """
     forms: list[FunctionProto] = []
     if isinstance(graph, OpsetWriter):
@@ -43,7 +41,7 @@ def to_model(
     else:
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
-    bodies = [*functions(proto, builder.opset, builder.imported), *forms]
+    bodies = [*functions(proto, builder.opset, builder.imported), *forms, *gradient_functions(proto, builder)]
     used: dict[str, set[str]] = {o.domain: set() for f in bodies for o in f.opset_import}
     for node in _nodes(proto):
         used.setdefault(node.domain, set()).add(node.op_type)
@@ -54,8 +52,6 @@ def to_model(
     if any(is_private(d) for d in used):
         _publish(model)
     finish(model)
-    if lists_gradients:
-        gradient_calls.store(model, builder.gradient_calls())
     if not deferred:
         save.attach_data(model.graph, builder.arrays)
     return model

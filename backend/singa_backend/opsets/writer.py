@@ -16,21 +16,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import TensorProto, TypeProto
 
 from .. import dtypes
-from ..autodiff.deferred import Forms, form_of
 from ..autodiff.replay import replay
-from ..autodiff.tape import gradients
 from ..choices import LEAST as LEAST
 from ..errors import OperatorError, SonnxError
 from ..interpreters.base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, OperatorRule, declarations
+from ..ir.gradient import Gradient
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import (
     LAX,
@@ -44,6 +44,7 @@ from ..proto.schemas import (
 from ..runtime.failures import typed_error
 from .call_functions import CallFunctions
 from .function_bodies import function_of
+from .rule_bodies import RuleBodies, name_of
 from .target_schema import (
     Unwritable,
     by_name,
@@ -86,7 +87,7 @@ class OpsetWriter(Interpreter[Symbol]):
         attributes: the number of calls with each attribute.
         warnings: calls that the file expresses only with restrictions.
         problems: if a list, errors are appended to it and a placeholder of the domain UNWRITTEN is written; if None, they raise.
-        deferrable: the forms of calls whose gradients are deferred.
+        bodies: the bodies of the gradients that are one call each; None if rules write the nodes of all gradients.
         finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
         lowers: whether operators of other domains than ONNX's are written as their decompositions.
         functions: the function bodies of onnxruntime's operators; None to write none.
@@ -107,7 +108,7 @@ class OpsetWriter(Interpreter[Symbol]):
         self.finds_minimum_opset = True
         self.lowers = False
         self.functions: CallFunctions | None = None
-        self.deferrable: Forms = {}
+        self.bodies: RuleBodies | None = None
 
     # --- values of the builder
 
@@ -142,31 +143,15 @@ class OpsetWriter(Interpreter[Symbol]):
             there.add(value)
         return made
 
-    def differentiated(self, call: DifferentiatedCall) -> None:
-        self.builder.differentiated(call)
+    def gradients_of(self, call: DifferentiatedCall) -> list[Symbol | None] | None:
+        if self.bodies is None or not self.bodies.keeps(call):
+            return None
+        gradient = self.bodies.gradient(self, call)
+        values = (*call.dys, *call.inputs, *call.outputs)
+        return None if gradient is None else self.builder.gradient(gradient, call.attributes, values, len(call.inputs))
 
-    @property
-    def differentiated_count(self) -> int:
-        return self.builder.differentiated_count
-
-    def deferred_gradients(self, call: DifferentiatedCall) -> list[Symbol | None] | None:
-        form = form_of(self, call) if self.deferrable and self.builder.outer is None else None
-        present = self.deferrable.get(form) if form is not None else None
-        return None if present is None else self.builder.defer(call, present)
-
-    def write_deferred(self) -> None:
-        """Write the nodes of the gradients that were deferred."""
-        self.deferrable = {}
-        self.builder.write_deferred(self._gradients)
-
-    def _gradients(self, call: DifferentiatedCall) -> list[Symbol | None]:
-        """The gradients by the rule, which is not noted again."""
-        operator, needs = call.operator, call.needs
-        made = gradients(
-            self, operator.declaration, call.inputs, call.outputs, dict(call.attributes), call.dys, needs, operator.version
-        )
-        self.builder.forget_differentiated()
-        return made
+    def within(self, call: DifferentiatedCall) -> AbstractContextManager[None]:
+        return self.builder.writing(Gradient(call.operator, name_of(call)))
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)

@@ -8,6 +8,7 @@ from ..ir import graph as ir
 from ..ir.declaration import has_trait
 from ..kernels.table import table
 from ..proto.schemas import SINGA_DOMAIN
+from .flat import has_kernel_only
 
 INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 """Operators whose kernels add a quantized value: a DequantizeLinear of the other operand joins their chain."""
@@ -73,7 +74,7 @@ def _begins(call: ir.Node, drawn: bool) -> bool:
     drawn: whether only a chain of random bits is meant.
     """
     key = (call.domain, call.op_type)
-    return key in table and call.gradient < 0 and (not drawn or key == (SINGA_DOMAIN, "Philox"))
+    return key in table and not has_kernel_only(call) and (not drawn or key == (SINGA_DOMAIN, "Philox"))
 
 
 def _reads_result(call: ir.Node, maker: dict[ir.Value | None, int]) -> bool:

@@ -16,10 +16,10 @@ import numpy as np
 from ..devices.namespaces import numpy
 from ..ir import graph as ir
 from ..ir.declaration import REQUIRED, declarations
-from ..ir.gradient_calls import DEFERRED
+from ..ir.gradient import GRADIENT
 from ..ir.structure import without_collector
 from ..ir.versioned import VersionedOperator
-from ..kernels.table import GRADIENT, TRAINING
+from ..kernels.table import TRAINING
 
 MOST = 200_000
 """The maximum number of nodes of a plan: a model whose functions call functions may have more, and runs node by node."""
@@ -79,7 +79,7 @@ class Inliner:
         for node in graph.nodes:
             inputs = [None if v is None else copies.get(v) for v in node.inputs]
             function = node.function
-            if function is not None:
+            if function is not None and node.gradient is None:
                 inner = {v: i for v, i in zip(function.inputs, inputs, strict=False) if i is not None}
                 results = zip(node.outputs, self.inline(function, inner), strict=False)
                 copies |= {o: result for o, result in results if o is not None and result is not None}
@@ -102,7 +102,6 @@ def flat(
     graph: ir.Graph,
     states: Mapping[ir.Value, Any] | None = None,
     captured: Mapping[ir.Value, Any] | None = None,
-    copies: dict[ir.Value, ir.Value] | None = None,
 ) -> ir.Graph:
     """A copy of a graph with the bodies of functions in place of their calls.
 
@@ -112,10 +111,8 @@ def flat(
         graph: the graph, or the body of a node.
         states: constants that replace those of its initializers.
         captured: the captured values that are constant: a value with the constant, or the constant itself.
-        copies: the copy of each value is added to it.
     """
-    made, held = ir.Graph(graph.name, graph.opsets), captured or {}
-    copies = {} if copies is None else copies
+    made, held, copies = ir.Graph(graph.name, graph.opsets), captured or {}, dict[ir.Value, ir.Value]()
     for v in (*graph.inputs, *graph.captured):
         if v in held:
             copies[v] = held[v] if isinstance(held[v], ir.Value) else ir.Value(v.name, constant=held[v])
@@ -234,7 +231,7 @@ def run(node: ir.Node, values: Sequence[Any]) -> list[Any]:
 
 def has_kernel_only(node: ir.Node) -> bool:
     """Whether only kernels compute a node, and there is no definition: a gradient, or a node in training form."""
-    return node.domain in (GRADIENT, TRAINING, DEFERRED)
+    return node.domain in (GRADIENT, TRAINING)
 
 
 def branches_fit(node: ir.Node) -> bool:

@@ -458,9 +458,8 @@ class Planner:
         self.weights = weights
         self.replaced = dict(replaced or {})
         self.latest: Plan | None = None
-        self.gradients = Gradients(graph.gradient_calls if options.level > 1 else ())
+        self.gradients = Gradients(options.level > 1)
         self._read = partial(flat, graph, states, captured)
-        self._model = graph
         self._renew()
         self.dynamic: set[ir.Node] = set()
         self.unused = 0.0
@@ -472,17 +471,15 @@ class Planner:
 
     def _renew(self) -> None:
         """Copy the graph of the model again, without plans."""
-        copies: dict[ir.Value, ir.Value] = {}
-        self.graph = graph = self._read(copies)
-        self.roles = Roles(is_step=bool(self._model.gradient_calls))
+        self.graph = graph = self._read()
+        self.roles = Roles(is_step=any(n.gradient is not None for n in graph.nodes))
         types = {  # the inputs of a body need not have the declared sizes
             v: (v.declared.dtype, None if self.is_body else v.declared.shape)
             for v in graph.inputs
             if v.declared is not None and v.declared.kind == "tensor"
         }
         before = exchanges(graph)
-        names = {name: copies[v] for name, v in self._model.values.items() if v in copies} if self.roles.is_step else {}
-        self.gradients.join(graph, names, types)
+        self.gradients.take(graph)
         self.fused = fuse(graph, self.options.level, types)
         self.exchanges = len(before)
         assert exchanges(graph) == before, "all processes must begin their exchanges in the same order"
@@ -598,7 +595,7 @@ class Planner:
             except Invalid:
                 return REFUSED
             except RefusedGradient as refused:
-                if refused.call.gradient < 0:
+                if refused.call.gradient is None:
                     return UseDefinitions(str(refused))
                 tries -= 1  # each leaves fewer gradients to refuse
                 self.gradients.refuse(refused)

@@ -330,7 +330,7 @@ def _plan_facts(plan: Plan, planner: Planner, options: Options) -> dict[str, Any
         "segments": len(plan.segments),
         "folded": plan.facts.folded,
         "fused": dict(planner.fused),
-        "gradients": planner.gradients.joined,
+        "gradients": len(planner.gradients.taken),
         "refused_gradients": planner.gradients.refused,
         "arena_bytes": plan.arena_bytes,
         "live_bytes": sum(s.live_bytes for s in plan.segments),
@@ -459,6 +459,7 @@ class _Watch:
             piece.calls = calls
 
     def __call__(self, node: Node, inputs: list[Any], outputs: list[Any], path: Path) -> None:
+        node = next((outer for outer, _ in path if outer.gradient is not None), node)  # not the nodes of its body
         with self.device.active() as active:
             if hasattr(active, "synchronize"):
                 active.synchronize()
@@ -562,7 +563,7 @@ def _of_training(
         "steps": [replace(s, part=REORDERS if w.copies else w.part(part)) for s, w in zip(steps, work, strict=True)],
         "nodes": [replace(n, part=named.get(n.name, "")) for n in nodes],
         "parts": parts_of(work, part, whole),
-        "gradient_calls": gradients_of(graph, work, part, used, whole),
+        "gradient_calls": gradients_of(graph, work, used, whole),
     }
 
 

@@ -14,7 +14,8 @@ from itertools import chain, combinations
 
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from ..kernels.table import GRADIENT, TRAINING
+from ..ir.gradient import GRADIENT
+from ..kernels.table import TRAINING
 from ..kernels.work import flops
 from .arena import rounded
 from .flat import Roles

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.declaration import has_trait
-from ..ir.gradient_calls import GradientCall
+from ..ir.gradient import Gradient
 from ..ir.graph import Graph, Node
-from ..kernels.table import GRADIENT, gradient_kernels
+from ..ir.versioned import VersionedOperator
+from ..kernels.table import gradient_kernel, gradient_kernels
 from .planner import Planner
 
 FORWARD, BACKWARD, UPDATE, REORDERS = "forward", "backward", "update", "reorders"
@@ -111,81 +112,51 @@ def parts_of(work: Sequence[Work], part: Part, whole: float) -> list[PartProfile
     return made
 
 
-def gradients_of(graph: Graph, work: Sequence[Work], part: Part, planner: Planner | None, whole: float) -> list[GradientProfile]:
-    """What computes the gradient of each call, in the order in which the rules were called.
+def gradients_of(graph: Graph, work: Sequence[Work], planner: Planner | None, whole: float) -> list[GradientProfile]:
+    """What computes the gradient of each call, in the order in which the gradients are computed.
 
     Args:
         graph: of the step.
         work: its steps.
-        part: of a node.
         planner: the plans; None if definitions run.
         whole: the time of all steps.
     """
-    known = graph.gradient_calls
-    every = planner.gradients.known if planner is not None else known  # also those that are composed of several
-    written = _nodes_of(graph, known, part)
-    joined: dict[int, int] = {}  # the gradient that a kernel computes with a node, by the id of the node
-    owners: dict[int, int] = {}
-    for made_call in planner.graph.nodes if planner is not None else ():
-        if made_call.domain == GRADIENT:
-            joined |= {id(n): made_call.gradient for n in made_call.origins if part(n) != FORWARD}
-    own = set(joined.values())
-    for at in reversed(range(len(known))):  # a rule that calls another one ends after it
-        owners |= {id(n): at for n in written[at]}
-    owners |= joined
-    seconds, kernels = [0.0] * len(known), [dict[str, None]() for _ in known]
+    nodes: dict[Gradient, list[Node]] = {}
+    for node in graph.nodes:
+        if node.gradient is not None and not node.is_("Constant"):
+            nodes.setdefault(node.gradient, []).append(node)
+    seconds, kernels = dict.fromkeys(nodes, 0.0), {of: dict[str, None]() for of in nodes}
     for w in work:
-        owner = owners.get(id(w.main))
-        if owner is not None:
-            seconds[owner] += w.seconds
-            kernels[owner][w.kernel] = None
-    reasons = planner.gradients.reasons if planner is not None else {}
+        if w.main.gradient in kernels:
+            seconds[w.main.gradient] += w.seconds
+            kernels[w.main.gradient][w.kernel] = None
     made = []
-    for at, call in enumerate(known):
+    for of, own in nodes.items():
         by, reason = "rule", ""
-        inside = {joined.get(id(n)) for n in written[at]}
-        if at in own:
+        if planner is None:
+            reason = "no plan runs"
+        elif of in planner.gradients.reasons:
+            by, reason = "refused", planner.gradients.reasons[of]
+        elif of in planner.gradients.taken:
             by = "kernel"
-        elif len(inside) == 1 and (of := inside.pop()) is not None:
-            by, reason = "kernel", f"part of the gradient of {every[of].op_type} {_name(every[of])}"
-        elif at in reasons:
-            by, reason = "refused", reasons[at]
         else:
-            reason = _why(call, planner)
+            reason = _why(of.operator)
         made.append(
             GradientProfile(
-                call.op_type, _name(call), by, reason, len(written[at]), seconds[at], seconds[at] / whole if whole else 0.0,
-                tuple(kernels[at]),
+                of.operator.declaration.name, of.name, by, reason, len(own), seconds[of], seconds[of] / whole if whole else 0.0,
+                tuple(kernels[of]),
             )
         )  # fmt: skip
     return made
 
 
-def _name(call: GradientCall) -> str:
-    return next(filter(None, (*call.outputs, *call.inputs)), "")
-
-
-def _why(call: GradientCall, planner: Planner | None) -> str:
+def _why(operator: VersionedOperator) -> str:
     """Why no kernel was tried for a gradient."""
-    if planner is None:
-        return "no plan runs"
-    kernel = gradient_kernels.get((call.domain, call.op_type))
-    if kernel is None:
-        return f"no kernel of the gradient of {call.op_type}"
-    if call.version not in kernel.versions:
-        return f"no kernel of the gradient of {call.op_type} of version {call.version}"
-    return "the kernel does not take this call: its attributes, a value that it needs, or the gradients that are needed"
-
-
-def _nodes_of(graph: Graph, known: Sequence[GradientCall], part: Part) -> list[list[Node]]:
-    """For each call of a rule, the nodes that compute its results from what the rule was given; no Constants."""
-    makers = {name: node for node in graph.nodes for name in node.output_names if name}
-    every = []
-    for call in known:
-        given = {n for n in (*call.dys, *call.inputs, *call.outputs) if n}
-        found = before(makers, [g for g in call.gradients if g], lambda n: part(n) == FORWARD, given)
-        every.append([n for n in graph.nodes if id(n) in found and (n.domain, n.op_type) != ("", "Constant")])
-    return every
+    if gradient_kernel(operator) is not None:
+        return "the kernel does not take this call: its attributes, a value that it needs, or the gradients that are needed"
+    name = operator.declaration.name
+    known = ("", name) in gradient_kernels
+    return f"no kernel of the gradient of {name}" + f" of version {operator.version}" * known
 
 
 def before(

@@ -15,7 +15,7 @@ import numpy as np
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
 from ..kernels.updates import OPERATORS
-from .flat import Roles
+from .flat import Roles, has_kernel_only
 
 
 class NotInPlace(Exception):
@@ -118,7 +118,7 @@ def updates(calls: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[list[
         maker.update(dict.fromkeys(call.results, index))
         for i in call.reads:
             readers[i].add(index)
-    elementwise = {i for i, c in enumerate(calls) if c.is_(*OPERATORS) and len(c.outputs) == 1 and c.gradient < 0}
+    elementwise = {i for i, c in enumerate(calls) if c.is_(*OPERATORS) and len(c.outputs) == 1 and not has_kernel_only(c)}
     taken: set[int] = set()
     found = []
     for last in sorted(elementwise, reverse=True):

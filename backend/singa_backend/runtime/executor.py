@@ -55,7 +55,7 @@ class Executor:
         self.observer: Observer | None = None
         self.replaced: Mapping[int, int] | None = None
         self.file: ModelFile | None = None
-        self._loaded = False
+        self._loaded = self._has_bodies = False
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
@@ -174,7 +174,12 @@ class Executor:
             self.file.check()
 
     def load(self) -> None:
-        """Copy initializers that are in a model file, in which they need not be aligned, before definitions read them."""
+        """Prepare what only definitions need: the bodies of gradients, and copies of initializers that are in a model file."""
+        for graph in () if self._has_bodies else self._keep:  # which grows meanwhile
+            for node in graph.nodes:
+                if node.function is None and (body := node.body()) is not None:
+                    self._place(body)
+        self._has_bodies = True
         if self.file is not None and not self._loaded:
             self.file.check()
             self._states = {

@@ -222,9 +222,9 @@ class _Timed(PlannedEager):
         name = operator.declaration.name
         return self._measured(name, lambda: super(_Timed, self).call_version(operator, inputs, attributes, wanted))
 
-    def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[Any]) -> list[Any] | None:
+    def gradients_of(self, call: DifferentiatedCall) -> list[Any] | None:
         name = call.operator.declaration.name
-        return self._measured(name, lambda: super(_Timed, self).gradients_by_kernel(call, needs, hidden))
+        return self._measured(name, lambda: super(_Timed, self).gradients_of(call))
 
     def _measured(self, name: str, compute: Callable[[], R]) -> R:
         if self._inside:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
-from singa_backend.autodiff.deferred import Forms
 from singa_backend.errors import SonnxError
-from singa_backend.interpreters.base import Example
+from singa_backend.interpreters.base import DifferentiatedCall, Example
 from singa_backend.interpreters.builder import Symbol
+from singa_backend.opsets.rule_bodies import RuleBodies
 from singa_backend.opsets.writer import OpsetWriter
 
 from . import provenance
@@ -39,7 +40,7 @@ class Trace:
     Args:
         opset: The opset of the graph.
         holds: Whether small tensors that are read keep their values: older opsets need some of them as attributes.
-        deferrable: The forms of calls whose gradient rules need not write their nodes.
+        by_kernel: Whether a kernel may compute the gradient of a call, which is then one node; None if rules write all of them.
 
     Attributes:
         writer: Writes the nodes.
@@ -53,9 +54,10 @@ class Trace:
         completions: What follows each run of the step, by the ids of the owners.
     """
 
-    def __init__(self, opset: int, holds: bool = False, deferrable: Forms | None = None) -> None:
+    def __init__(self, opset: int, holds: bool = False, by_kernel: Callable[[DifferentiatedCall], bool] | None = None) -> None:
         self.writer = OpsetWriter(opset)
-        self.writer.deferrable = deferrable or {}
+        if by_kernel is not None:
+            self.writer.bodies = RuleBodies(partial(OpsetWriter, opset), by_kernel)
         self._holds = holds
         self.inputs: list[tuple[Variable, Symbol]] = []
         self.assigned: dict[int, Variable] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from singa_backend.proto.load import ModelSource, embed, load_model
 
 from .._core import trace
 from .._core.tensor import Tensor
-from .._training.step import Steps
 from ..device import Device, DeviceLike
 from ..model import Model
 from . import adapted
@@ -193,7 +193,7 @@ class SONNXModel(Model):
         """Replace the model of the file by the base with an adapter."""
         self.imported = adapted.with_adapter(self.imported, base, given)
         self._adapted = Adapted.of(base, given)
-        self._steps = Steps()
+        self._steps = OrderedDict()
         self._checked = False
 
     def _input_names(self) -> list[str] | None:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
 
 from singa_backend import limits
-from singa_backend.autodiff.deferred import Deferrable, Forms
-from singa_backend.ir import gradient_calls
-from singa_backend.ir.declaration import has_trait
-from singa_backend.ir.gradient_calls import listed
-from singa_backend.ir.graph import Graph, Node
+from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
 from singa_backend.machine import release_freed_memory, without_collections
 from singa_backend.opsets.model import to_model
+from singa_backend.plans.gradients import may_compute
 from singa_backend.plans.profile import Profile
 from singa_backend.plans.training_profile import BACKWARD, FORWARD, UPDATE, before
 from singa_backend.runtime.executor import Observer
@@ -60,18 +54,6 @@ def step_form(x: Any, seen: dict[int, int]) -> Any:
     return (type(x), repr(x))
 
 
-class Steps(OrderedDict[Any, list["Step"]]):
-    """The steps that a model has recorded, by their shapes and settings.
-
-    Attributes:
-        deferrable: What their plans have taught of the gradients of the step.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.deferrable = Deferrable()
-
-
 class Step:
     """A training step as one ONNX graph, bound to the tensors that it reads and writes.
 
@@ -81,10 +63,11 @@ class Step:
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
         options: How its plans compute; None for the defaults.
         bounds: The bounds of each run; None for the defaults.
-        deferrable: The forms of calls whose gradient rules need not write their nodes; None for none.
 
     Attributes:
         device: The device on which it runs.
+        onnx: The step as a ModelProto.
+        graph: The step as a Graph of `singa_backend`.
 
     Raises:
         NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
@@ -97,11 +80,12 @@ class Step:
         kwargs: dict[str, Any],
         options: Options | None = None,
         bounds: limits.Limits | None = None,
-        deferrable: Forms | None = None,
     ) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
-        record = Trace(op.opset, deferrable=deferrable)
+        chosen = options or plan_options()
+        by_kernel = may_compute if self.device.backend.is_host and chosen.level > 1 else None
+        record = Trace(op.opset, by_kernel=by_kernel)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
             symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
@@ -117,65 +101,19 @@ class Step:
         self._shadows = list(shadows.values())
         self._writes, self._invalidated = list(record.assigned.values()), record.invalidated
         self._reads = [t for t, _ in record.inputs]
-        self._outputs = [*made, *(record.value(t) for t in self._writes)]
-        self._record = record
+        outputs = [*made, *(record.value(t) for t in self._writes)]
         places = {id(t): len(tensors) + n for n, t in enumerate(self._reads)}
         replaced = {
             len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
         }
-        self._new_session = partial(
-            Session, device=self.device.backend, options=options or plan_options(), limits=bounds or limits.Limits(),
-            replaced=replaced,
-        )  # fmt: skip
         self._early = EARLY
-        self._read()
+        self.onnx = to_model(record.writer, "step", outputs)
+        self.graph = read(self.onnx, gradients=record.writer.builder.gradients)
+        self._session = Session(self.graph, self.device.backend, chosen, bounds or limits.Limits(), replaced=replaced)
+        self._forward = record.forward
+        self._gradients = [g.name for g in record.gradients]
         record.writer.builder.forget_examples()  # the results keep the builder
         record.end()
-
-    def _read(self) -> None:
-        """Make a session of the nodes that were written."""
-        builder = self._record.writer.builder
-        if builder.has_deferred and any(has_trait(n.domain, n.op_type, "exchanges") for n in builder.nodes):
-            self._record.writer.write_deferred()  # if no plan computes the step, it runs again, and would exchange twice
-        self._is_deferred = builder.has_deferred
-        self._onnx = to_model(self._record.writer, "step", self._outputs, lists_gradients=False)
-        self._graph = read(self._onnx, calls=listed(builder.gradient_calls()))
-        self._session = self._new_session(self._graph)
-        self._forward = self._record.forward
-        self._gradients = [g.name for g in self._record.gradients]
-
-    def _complete(self) -> None:
-        """Write the nodes of gradients that were deferred."""
-        if self._is_deferred:
-            options = self._session.options
-            self._record.writer.write_deferred()
-            self._read()
-            self._session.options = options
-            self._early = EARLY
-
-    @property
-    def onnx(self) -> ModelProto:
-        """The step as a ModelProto."""
-        self._complete()
-        if all(e.key != gradient_calls.KEY for e in self._onnx.metadata_props):
-            gradient_calls.store(self._onnx, self._record.writer.builder.gradient_calls())
-        return self._onnx
-
-    @property
-    def graph(self) -> Graph:
-        """The step as a Graph of `singa_backend`."""
-        self._complete()
-        return self._graph
-
-    def teach(self, deferrable: Deferrable) -> None:
-        """Let later recordings defer the gradients that the plan computes by one kernel each.
-
-        Args:
-            deferrable: What is known of the gradients of this step.
-        """
-        found, writer = self._session.gradients, self._record.writer
-        if found is not None:
-            deferrable.learn(writer, writer.builder.differentiated_calls, found.taken)
 
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""
@@ -211,12 +149,7 @@ class Step:
             values = [self._here(t) for t in (*inputs.values(), *self._reads)]
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
             with deferred():  # all states are those of before the step, or those after it
-                if self._early:
-                    with without_collections():
-                        made = self._computed(values, watch)
-                elif self._is_deferred:
-                    made = (self._session.planned(values) if watch is None else None) or self._by_rules(values, watch)
-                else:
+                with without_collections() if self._early else contextlib.nullcontext():
                     made = self._session.run(values, observer=watch)
                 n = len(made) - len(self._writes)
                 for t, new in zip(self._writes, made[n:], strict=True):
@@ -232,16 +165,6 @@ class Step:
             results[id(t)]._without_graph = t._without_graph
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
-
-    def _computed(self, values: list[Any], watch: Observer | None) -> list[Any]:
-        """The results; if no plan computes the gradients that were deferred, their rules write them now."""
-        made = self._session.planned(values) if self._is_deferred and watch is None else None
-        return made or self._by_rules(values, watch)
-
-    def _by_rules(self, values: list[Any], watch: Observer | None) -> list[Any]:
-        """The results by a graph of all nodes."""
-        self._complete()
-        return self._session.run(values, observer=watch)
 
     def _assign(self, t: Variable, new: Any) -> None:
         """Write the new value of a tensor, unless a plan has done so."""
@@ -266,7 +189,6 @@ class Step:
             OperatorError: A node cannot compute with its inputs.
             ResourceExhausted: A limit was exceeded.
         """
-        self._complete()
 
         def run() -> None:
             self.run(args, kwargs)
@@ -292,13 +214,13 @@ class Step:
         update = before(makers, written, lambda n: id(n) in ahead or id(n) in backward)
         found: dict[int, str] = {}
         for node in nodes:
+            node.body()
             part = BACKWARD if id(node) in backward else UPDATE if id(node) in update else FORWARD
             found |= dict.fromkeys([id(node), *(id(n) for g in node.graphs for n in g.all_nodes())], part)
         return lambda node: found.get(id(node), FORWARD)
 
     def _watch(self) -> Observer:
         """An observer that measures the nodes of the step."""
-        self._complete()
         device, forward = self.device, self._forward
         last = time.perf_counter()
 

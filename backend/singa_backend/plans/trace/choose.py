@@ -174,7 +174,7 @@ class Chooser(BodyTraces):
         return made
 
     def _is_folded(self, call: ir.Node, inputs: Sequence[Value | None]) -> bool:
-        if call.bodies or _draws(call) or call.gradient >= 0:
+        if call.bodies or _draws(call) or has_kernel_only(call):
             return False
         if call.is_("Shape", "Size"):
             return True
