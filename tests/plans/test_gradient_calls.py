@@ -185,8 +185,8 @@ def test_the_order_of_calls_if_some_gradients_are_refused(seed: int) -> None:
     step.run()
     rng, planner = np.random.default_rng(seed), step.planner
     for _ in range(3):
-        refused = [i for i in range(len(planner.gradients.known)) if rng.random() < 0.4]
-        planner.gradients.reasons = dict.fromkeys(refused, "of the test")
+        every = [n.gradient for n in step.step.graph.nodes if n.domain == GRADIENT and n.gradient is not None]
+        planner.gradients.reasons = dict.fromkeys((g for g in every if rng.random() < 0.4), "of the test")
         planner._renew()
         planner.latest = None
         makers_come_first(planner.graph)
@@ -261,13 +261,11 @@ def test_running_statistics() -> None:
 # --- refusals
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[int], bool], domain: str = GRADIENT) -> list[int]:
-    """Let the kernels of an operator refuse some calls; return a list that becomes the numbers of the calls that it was asked."""
-    asked: list[int] = []
+def refusing(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[Any], bool], domain: str = GRADIENT) -> None:
+    """Let the kernels of an operator refuse the gradients of some calls."""
 
     def wrapped(body: Any) -> Any:
         def asks(site: Site, *values: Any) -> Any:
-            asked.append(site.call.gradient)  # type: ignore[attr-defined]
             site.require(not which(site.call.gradient), "of the test")  # type: ignore[attr-defined]
             return body(site, *values)
 
@@ -275,7 +273,6 @@ def refusing(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[int], 
 
     changed = [type(k)(wrapped(k.body), k.on, k.rank, k.versions) for k in table[domain, name]]
     monkeypatch.setitem(table, (domain, name), changed)
-    return asked
 
 
 REFUSING = [*((GRADIENT, n) for n in ("Conv", "BatchNormalization", "MaxPool", "Relu")),
@@ -288,7 +285,7 @@ def test_a_refused_gradient_is_left_to_its_rule(name: str, domain: str, monkeypa
     def function(x: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
         return norm(op.MaxPool(op.Relu(conv(x, w)), kernel_shape=[2, 2]), *rest)  # type: ignore[no-any-return]
 
-    refusing(monkeypatch, name, lambda at: True, domain)
+    refusing(monkeypatch, name, lambda of: True, domain)
     names = {"Conv", "BatchNormalization", "MaxPool", "Relu"}
     left = names - {name}
     step = compare(function, [X, filters(), *affine()], (0, 1, 2, 3), joined=sorted(left), tolerance=1e-5)
@@ -308,11 +305,11 @@ def test_one_of_two_rules_that_share_a_gradient_is_refused(place: int, monkeypat
 
         given = [*arrays, normal(*LARGE, seed=50)]
         step, other = record(body, given, needs, Options()), record(body, given, needs, Options(level=0))
-        rules = [i for i, g in enumerate(step.step.graph.gradient_calls) if g.op_type == name]
+        rules = [n.gradient for n in step.step.graph.nodes if n.domain == GRADIENT and n.op_type == name]
         with monkeypatch.context() as patch:
-            refusing(patch, name, lambda at, chosen=rules[place]: at == chosen)  # type: ignore[misc]
+            refusing(patch, name, lambda of, chosen=rules[place]: of is chosen)  # type: ignore[misc]
             found = step.run()
-        assert [i for i in step.planner.gradients.reasons if i in rules] == [rules[place]]
+        assert [*step.planner.gradients.reasons] == [rules[place]]
         for a, e in zip(found, other.run(), strict=True):
             close(a, e, 1e-5)
 
@@ -339,7 +336,7 @@ def test_the_number_of_renewals(count: int, monkeypatch: pytest.MonkeyPatch) -> 
             x = op.Relu(op.Add(x, F(0.1)))
         return x
 
-    refusing(monkeypatch, "Relu", lambda at: True)
+    refusing(monkeypatch, "Relu", lambda of: True)
     made = count_renewals(monkeypatch)
     step = compare(deep, [normal(3, 5)], [0], joined=[])
     assert len(made) == 1 + min(count, MOST + 1)
@@ -444,7 +441,7 @@ def test_gradient_kernels_are_fusions(level: int) -> None:
     step = record(body, given, (0, 1), Options(level=level))
     step.run()
     if level:
-        assert not step.joined and not step.reasons and not step.planner.gradients.known
+        assert not step.joined and not step.reasons and not step.planner.gradients.taken
     else:
         assert step.step._session._planner is None
 
@@ -458,7 +455,7 @@ def test_gradients_are_in_no_chain() -> None:
     step = compare(skipped, [X, filters()], (0, 1), joined=["Relu", "Conv", "Tanh"])
     groups = chains(step.planner.graph.nodes, step.planner.graph.outputs)
     assert sum(len(g) for g in groups) == len(step.planner.graph.nodes)
-    assert all(len(g) == 1 for g in groups if any(c.gradient >= 0 for c in g))
+    assert all(len(g) == 1 for g in groups if any(c.domain in (GRADIENT, TRAINING) for c in g))
     assert any(len(g) > 1 for g in groups)
 
 

@@ -1,19 +1,21 @@
-"""Files of training steps list the calls of gradient rules, so that a prepared file computes gradients by kernels."""
+"""Files of training steps: gradients are functions, so that a prepared file computes them by kernels, or nodes on request."""
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.inliner
 import pytest
 from onnx import ModelProto, parser
 
 import singa_backend
 from singa import opt, sonnx
-from singa_backend.ir import gradient_calls
+from singa_backend.ir.gradient import GRADIENT
 
-NET = """<ir_version: 10, opset_import: ["": 21]>
+NET = """<ir_version: 10, opset_import: ["": %d]>
 net (float[8, 3, 16, 16] x) => (float[8, 4] y) <float[4, 3, 3, 3] w = {%s}> {
     h = Conv <pads = [1, 1, 1, 1]> (x, w)
     a = Relu (h)
@@ -22,12 +24,20 @@ net (float[8, 3, 16, 16] x) => (float[8, 4] y) <float[4, 3, 3, 3] w = {%s}> {
     y = Flatten (g)
 }"""
 
+TAKEN = ["Conv", "MaxPool", "Relu", "SoftmaxCrossEntropyLoss"]
+"""The operators of the net whose gradients have kernels."""
+
+
+def written(opset: int = 21, **options: Any) -> ModelProto:
+    weights = ", ".join(map(str, np.random.default_rng(0).standard_normal(108).round(3)))
+    rule = opt.SGD(lr=0.1, momentum=0.9)
+    net = parser.parse_model(NET % (opset, weights))
+    return sonnx.to_training_onnx(net, "softmax_cross_entropy", rule, opset=opset, **options)
+
 
 @pytest.fixture(scope="module")
 def step() -> ModelProto:
-    rng = np.random.default_rng(0)
-    weights = ", ".join(map(str, rng.standard_normal(108).round(3)))
-    return sonnx.to_training_onnx(parser.parse_model(NET % weights), "softmax_cross_entropy", opt.SGD(lr=0.1, momentum=0.9))
+    return written()
 
 
 def feeds() -> dict[str, Any]:
@@ -35,76 +45,88 @@ def feeds() -> dict[str, Any]:
     return {"x": rng.standard_normal((8, 3, 16, 16)).astype(np.float32), "target": rng.integers(0, 4, 8)}
 
 
-def entry(model: ModelProto) -> Any:
-    return next(e for e in model.metadata_props if e.key == gradient_calls.KEY)
-
-
-def test_a_file_runs_with_gradient_kernels(step: ModelProto) -> None:
-    rep, plain = sonnx.prepare(step), sonnx.prepare(step, optimize=0)
-    for _ in range(2):
-        made = rep.run(feeds())
-    for value, expected in zip(made, plain.run(feeds()), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
-    profile = rep.profile(feeds())
-    assert (profile.gradients, profile.refused_gradients) == (4, {})
-    kernels = " ".join(s.kernel for s in profile.steps)
-    assert (
-        "conv by weights" in kernels
-        and "pooling gradient" in kernels
-        and "eltwise gradient" in kernels
-        and "loss_gradient" in kernels
-    )
-
-
-def test_a_file_with_other_nodes_has_no_calls(step: ModelProto) -> None:
-    assert [c.op_type for c in singa_backend.read(step).gradient_calls][-1] == "Conv"
-    changed = ModelProto.FromString(step.SerializeToString())
-    node = next(n for n in changed.graph.node if n.op_type == "Greater")
-    node.op_type = "GreaterOrEqual"
-    assert singa_backend.read(changed).gradient_calls == ()
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "[" * 9999, '{"digest": 3, "calls": []}'])
-def test_an_entry_of_another_form_is_ignored(step: ModelProto, text: str) -> None:
-    changed = ModelProto.FromString(step.SerializeToString())
-    entry(changed).value = text
-    assert singa_backend.read(changed).gradient_calls == ()
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        [],
-        ["", "Conv", 22, {}, ["x"], ["y"], ["z"]],
-        ["", "Conv", "22", {}, [], [], [], []],
-        ["", "Conv", 22, [], [], [], [], []],
-        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [], "1"]]],
-        ["", "Conv", 22, {}, [], [], [""], [], [[0, "int64", [], 1.0]]],
-        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [2], 1.0]]],
-        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [1] * 65, 1.0]]],
-        ["", "Conv", 22, {}, [], [], [""], [], [[0.0, "float32", [], 1.0]]],
-        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", []]]],
-        ["", "Conv", 22, {}, [], [], [""], [], [], []],
-    ],
-)
-def test_calls_of_another_form_are_ignored(step: ModelProto, row: list[Any]) -> None:
-    changed = ModelProto.FromString(step.SerializeToString())
-    found = json.loads(entry(changed).value)
-    entry(changed).value = json.dumps(found | {"calls": [row]})
-    assert singa_backend.read(changed).gradient_calls == ()
-
-
-def test_calls_that_name_no_values_change_nothing(step: ModelProto) -> None:
-    changed = ModelProto.FromString(step.SerializeToString())
-    found = json.loads(entry(changed).value)
-    rows = [[d, o, v, a, ["nothing"], ["at"], ["all"], ["here"]] for d, o, v, a, *_ in found["calls"]]
-    entry(changed).value = json.dumps(found | {"calls": rows})
-    rep = sonnx.prepare(changed)
-    expected = sonnx.prepare(step, optimize=0).run(feeds())
-    for value, other in zip(rep.run(feeds()), expected, strict=True):
+def agree(made: Any, expected: Any) -> None:
+    for value, other in zip(made, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
 
 
-def test_an_inference_file_has_no_entry() -> None:
-    exported = sonnx.export(sonnx.SONNXModel(parser.parse_model(NET % ", ".join(["0.5"] * 108))))
-    assert not any(e.key == gradient_calls.KEY for e in exported.metadata_props)
+@pytest.mark.parametrize("opset", [18, 20, 21, 23])
+def test_a_file_runs_with_gradient_kernels(opset: int) -> None:
+    """Before IR version 10, which opset 21 brings, functions have no overloads, and their names are numbered."""
+    step = written(opset)
+    onnx.checker.check_model(step, full_check=True)
+    assert sorted(f.name.partition("_form")[0] for f in step.functions) == TAKEN
+    assert all(bool(f.overload) == (opset >= 21) for f in step.functions)
+    rep, plain = sonnx.prepare(step), sonnx.prepare(step, optimize=0)
+    for _ in range(2):
+        made = rep.run(feeds())
+    agree(made, plain.run(feeds()))
+    profile = rep.profile(feeds())
+    assert (profile.gradients, profile.refused_gradients) == (4, {})
+    kernels = " ".join(s.kernel for s in profile.steps)
+    assert all(k in kernels for k in ("conv by weights", "pooling gradient", "eltwise gradient", "loss_gradient"))
+
+
+def test_a_file_without_functions_computes_the_same(step: ModelProto) -> None:
+    """Also after another program has inlined the functions; its gradients are then computed by their nodes."""
+    expected = sonnx.prepare(step, optimize=0).run(feeds())
+    for other in (written(inline_gradients=True), onnx.inliner.inline_local_functions(step)):
+        assert not other.functions and all(n.domain != GRADIENT for n in other.graph.node)
+        onnx.checker.check_model(other, full_check=True)
+        agree(sonnx.prepare(other).run(feeds()), expected)
+        assert sonnx.prepare(other).profile(feeds()).gradients == 0
+
+
+def test_a_file_of_an_earlier_version_trains(step: ModelProto) -> None:
+    """It has the nodes of all gradients, and lists the calls in its metadata, which are ignored."""
+    old = written(inline_gradients=True)
+    old.metadata_props.add(
+        key="sonnx.gradients", value='{"digest": "0", "calls": [["", "Conv", 11, {}, ["x"], ["y"], ["z"], [""]]]}'
+    )
+    agree(sonnx.prepare(old).run(feeds()), sonnx.prepare(step, optimize=0).run(feeds()))
+
+
+def test_the_gradients_of_a_file_keep_their_operators(step: ModelProto, tmp_path: Path) -> None:
+    onnx.save(step, tmp_path / "step.onnx")
+    graph = singa_backend.read(onnx.load(tmp_path / "step.onnx"))
+    found = {n.op_type: n for n in graph.nodes if n.domain == GRADIENT}
+    assert sorted(found) == TAKEN and all(n.function is not None for n in found.values())
+    conv = found["Conv"]
+    assert conv.gradient is not None and conv.gradient.places == (1,) and conv.attributes["pads"] == (1, 1, 1, 1)
+    assert conv.operator is not None and conv.operator.version == 11
+
+
+def changed(step: ModelProto, name: str) -> tuple[ModelProto, Any, Any]:
+    """A copy of a file, and the function and the node of a gradient in it."""
+    copy = ModelProto.FromString(step.SerializeToString())
+    function = next(f for f in copy.functions if f.name == name)
+    return copy, function, next(n for n in copy.graph.node if n.domain == GRADIENT and n.op_type == name)
+
+
+@pytest.mark.parametrize("how", ["operator", "inputs", "outputs"])
+def test_a_function_of_another_form_is_a_function(step: ModelProto, how: str) -> None:
+    """Whatever its name says, its body is computed."""
+    copy, function, node = changed(step, "Relu")
+    renamed = {"inputs": function.input, "outputs": function.output}.get(how, [])
+    for old in list(renamed):
+        for names in (renamed, *(n.input for n in function.node), *(n.output for n in function.node)):
+            for i, n in enumerate(names):
+                if n == old:
+                    names[i] = f"z{old}"
+    if how == "operator":
+        function.name = node.op_type = "Nothing"
+    graph = singa_backend.read(copy)
+    assert sum(n.gradient is not None and n.domain == GRADIENT for n in graph.nodes) == 3
+    agree(sonnx.prepare(copy).run(feeds()), sonnx.prepare(step, optimize=0).run(feeds()))
+
+
+def test_an_attribute_of_another_type_is_an_error(step: ModelProto) -> None:
+    copy, _, node = changed(step, "Conv")
+    next(a for a in node.attribute if a.name == "pads").CopyFrom(onnx.helper.make_attribute("pads", "same"))
+    with pytest.raises(singa_backend.InvalidModel, match="must be INTS"):
+        singa_backend.read(copy)
+
+
+def test_an_inference_file_has_no_gradients() -> None:
+    exported = sonnx.export(sonnx.SONNXModel(parser.parse_model(NET % (21, ", ".join(["0.5"] * 108)))))
+    assert not exported.functions and not any(e.key == "sonnx.gradients" for e in exported.metadata_props)

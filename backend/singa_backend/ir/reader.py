@@ -769,7 +769,8 @@ class _Scope:
         places = [n.removeprefix("dx") for n in function.output]
         if version is None or declaration is None or named != [*function.input] or kinds["dy"] != kinds["y"]:
             return
-        if not all(p.isdecimal() and int(p) < kinds["x"] for p in places) or len(call.output) != len(places):
+        known = set(map(str, range(kinds["x"])))
+        if not known.issuperset(places) or len(set(places)) < len(places) or len(call.output) != len(places):
             return
         given = self._attributes(call, _signature(schemas["", name][version]).types, where)
         node.inputs += [None] * (len(named) - len(node.inputs))

@@ -24,6 +24,7 @@ def to_model(
     names: Sequence[str] | None = None,
     *,
     deferred: bool = False,
+    functions_of_gradients: bool = True,
 ) -> ModelProto:
     """The model of a graph, with the opsets that its nodes require and the function bodies of custom operators.
 
@@ -32,6 +33,7 @@ def to_model(
         name: the name of the graph.
         outputs: the values of its outputs.
         names: the names of the outputs; None for those of the values.
+        functions_of_gradients: whether the gradients that are calls have functions; without them only this process reads it.
         deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.attach_data`.
     """
     forms: list[FunctionProto] = []
@@ -41,7 +43,9 @@ def to_model(
     else:
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
-    bodies = [*functions(proto, builder.opset, builder.imported), *forms, *gradient_functions(proto, builder)]
+    bodies = [*functions(proto, builder.opset, builder.imported), *forms]
+    if functions_of_gradients:
+        bodies += gradient_functions(proto, builder)
     used: dict[str, set[str]] = {o.domain: set() for f in bodies for o in f.opset_import}
     for node in _nodes(proto):
         used.setdefault(node.domain, set()).add(node.op_type)

@@ -53,7 +53,8 @@ class Inliner:
 
     Args:
         states: constants that replace those of initializers.
-        origins: the nodes in whose place the copies are, for reports; each copy is in place of its own node if there are none.
+        origins: the nodes in whose place the copies are, for reports; each copy is in place of its own node if there are none,
+            or if it has bodies, which definitions compute over the numbers of that node's graph.
 
     Attributes:
         nodes: the copies, which are in no graph yet.
@@ -90,7 +91,7 @@ class Inliner:
                 continue
             copies |= {o: ir.Value(o.name) for o in node.results}
             outputs = [None if o is None else copies[o] for o in node.outputs]
-            made = node.copy(inputs, outputs, self._origins or (node,))
+            made = node.copy(inputs, outputs, (not node.bodies and self._origins) or (node,))
             if not copies.keys() >= set(node.captures.values()):
                 raise NotFlat  # a body captures an input that the call of the function omits
             made.captures = {inner: copies[outer] for inner, outer in node.captures.items()}

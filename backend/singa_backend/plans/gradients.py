@@ -7,7 +7,7 @@ call that a kernel refuses, and the plan is made again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..interpreters.base import DifferentiatedCall
 from ..ir import graph as ir
@@ -62,11 +62,12 @@ class Gradients:
             alike = [g for g in self.taken if g.operator.declaration is gradient.operator.declaration]
             self.reasons |= {g: str(refused) for g in alike if g not in self.reasons}
 
-    def take(self, graph: ir.Graph) -> None:
+    def take(self, graph: ir.Graph, place: Callable[[ir.Graph], None]) -> None:
         """Let a kernel compute each gradient, or replace it by its body.
 
         Args:
             graph: the graph as it was read, which is changed.
+            place: prepares a body for definitions.
         """
         self.taken = []
         pending = [n for n in graph.nodes if n.domain == GRADIENT and n.gradient is not None]
@@ -80,7 +81,10 @@ class Gradients:
                 continue
             if reason:
                 self.reasons[node.gradient] = reason
-            pending += [n for n in _expand(graph, node) if n.domain == GRADIENT]
+            body = node.body()
+            assert body is not None
+            place(body)
+            pending += [n for n in _expand(graph, node, body) if n.domain == GRADIENT]
         if pending:
             graph.remove_unused()
             _omit_unread(graph)
@@ -126,10 +130,8 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
     return None
 
 
-def _expand(graph: ir.Graph, node: ir.Node) -> Sequence[ir.Node]:
+def _expand(graph: ir.Graph, node: ir.Node, body: ir.Graph) -> Sequence[ir.Node]:
     """Replace a gradient by the nodes of its body; return these."""
-    body = node.body()
-    assert body is not None
     inliner = Inliner(origins=node.origins)
     copies = {formal: actual for formal, actual in zip(body.inputs, node.inputs, strict=True) if actual is not None}
     for old, new in zip(node.outputs, inliner.inline(body, copies), strict=True):

@@ -479,7 +479,7 @@ class Planner:
             if v.declared is not None and v.declared.kind == "tensor"
         }
         before = exchanges(graph)
-        self.gradients.take(graph)
+        self.gradients.take(graph, self.executor.place)
         self.fused = fuse(graph, self.options.level, types)
         self.exchanges = len(before)
         assert exchanges(graph) == before, "all processes must begin their exchanges in the same order"

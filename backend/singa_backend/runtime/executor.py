@@ -64,7 +64,7 @@ class Executor:
         self._forms: dict[int, RunOrder] = {}  # id of a graph of _keep -> its program with joined nodes
         self.forget_records()
         with device.active():
-            self._place(graph)
+            self.place(graph)
             device.synchronize()  # a run may be on another stream
         self._resident = limits.size_of([a for states in self._states.values() for _, a in states])
 
@@ -88,14 +88,15 @@ class Executor:
         """The bytes of all initializers."""
         return self._resident
 
-    def _place(self, graph: Graph) -> None:
+    def place(self, graph: Graph) -> None:
+        """Prepare a graph, and the graphs in it: put initializers on the device, and number the values."""
         if id(graph) not in self._states:
             self._keep.append(graph)
             run_order(graph)  # numbers the values
             self._states[id(graph)] = [(v.slot, self._put(graph, v.slot, v.constant)) for v in graph.initializers.values()]
             for node in graph.nodes:
                 for inner in node.graphs:
-                    self._place(inner)
+                    self.place(inner)
 
     def _put(self, graph: Graph, slot: int, value: Any) -> Any:
         return value if self.placement is None else self.placement.state(graph, slot, value)
@@ -178,7 +179,7 @@ class Executor:
         for graph in () if self._has_bodies else self._keep:  # which grows meanwhile
             for node in graph.nodes:
                 if node.function is None and (body := node.body()) is not None:
-                    self._place(body)
+                    self.place(body)
         self._has_bodies = True
         if self.file is not None and not self._loaded:
             self.file.check()

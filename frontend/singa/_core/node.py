@@ -86,7 +86,8 @@ class Node(Operator):
         """Keep the values that the gradient rule names; the others are replaced by `_NOT_KEPT` or None."""
         rule = self.declaration.gradient_rule
         if rule is None:
-            self._values, self._outputs = list(values), [None] * len(outputs)
+            self._values = list(values)
+            self._outputs = [None] * len(outputs) if trace.current() is None else list(outputs)
             return
         named = [d.name for d in self.declaration.inputs]
         names = set(rule.names)

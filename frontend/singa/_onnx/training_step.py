@@ -19,11 +19,12 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
-from singa_backend.interpreters.base import Example
+from singa_backend.interpreters.base import DifferentiatedCall, Example
 from singa_backend.ir.declaration import has_trait
 from singa_backend.limits import reports_shortage
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.target_schema import Unwritable
+from singa_backend.plans.gradients import may_compute
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.schemas import newest_taken
 
@@ -59,6 +60,7 @@ def to_training_onnx(
     opset: int | None = None,
     output: int = 0,
     train_constants: bool = False,
+    inline_gradients: bool = False,
 ) -> ModelProto:
     """Write the training step of a model as one ONNX model: forward pass, loss, gradients and update.
 
@@ -78,6 +80,8 @@ def to_training_onnx(
             operator needs a newer one.
         output: the index of the model's output that the loss takes.
         train_constants: whether the constants of an ONNX model (factors, masks, tables) train by default, too.
+        inline_gradients: whether the file has the nodes of all gradients in place of calls of functions, for runtimes that do
+            not run functions.  With functions, of the domain "ai.singa.gradient", a prepared file computes gradients by kernels.
 
     Returns:
         The ModelProto of the step; `step_pairs` lists the values that it updates.
@@ -113,9 +117,10 @@ def to_training_onnx(
     compute = _loss(loss)
     constants = model._constants()
     target_opset = newest_taken("") if opset is None else check_opset("the opset of a training step", opset, 18)
+    by_kernel = None if inline_gradients else may_compute
     while True:
         try:
-            return _recorded(model, loss, compute, optimizer, inputs, target, target_opset, output, constants)
+            return _recorded(model, loss, compute, optimizer, inputs, target, target_opset, output, constants, by_kernel)
         except Unwritable as error:
             if opset is not None or error.least is None:
                 raise
@@ -132,9 +137,10 @@ def _recorded(
     opset: int,
     output: int,
     constants: Mapping[str, str],
+    by_kernel: Callable[[DifferentiatedCall], bool] | None,
 ) -> ModelProto:
     """The step at one opset; raises Unwritable for an operator that needs a newer one."""
-    record = Trace(opset)
+    record = Trace(opset, by_kernel=by_kernel)
     with model._in_mode(training=True):
         with tape.no_tape():
             for name, p in model.get_params().items():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from singa_backend import limits
 from singa_backend.ir.graph import Node
@@ -16,7 +17,8 @@ from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
 from singa_backend.machine import release_freed_memory, without_collections
-from singa_backend.opsets.model import to_model
+from singa_backend.opsets.model import finish, to_model
+from singa_backend.opsets.rule_bodies import gradient_functions
 from singa_backend.plans.gradients import may_compute
 from singa_backend.plans.profile import Profile
 from singa_backend.plans.training_profile import BACKWARD, FORWARD, UPDATE, before
@@ -66,7 +68,6 @@ class Step:
 
     Attributes:
         device: The device on which it runs.
-        onnx: The step as a ModelProto.
         graph: The step as a Graph of `singa_backend`.
 
     Raises:
@@ -107,13 +108,22 @@ class Step:
             len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
         }
         self._early = EARLY
-        self.onnx = to_model(record.writer, "step", outputs)
-        self.graph = read(self.onnx, gradients=record.writer.builder.gradients)
+        self._builder = record.writer.builder
+        self._onnx = to_model(record.writer, "step", outputs, functions_of_gradients=False)
+        self.graph = read(self._onnx, gradients=self._builder.gradients)
         self._session = Session(self.graph, self.device.backend, chosen, bounds or limits.Limits(), replaced=replaced)
         self._forward = record.forward
         self._gradients = [g.name for g in record.gradients]
         record.writer.builder.forget_examples()  # the results keep the builder
         record.end()
+
+    @property
+    def onnx(self) -> ModelProto:
+        """The step as a ModelProto."""
+        made = ModelProto.FromString(self._onnx.SerializeToString())
+        made.functions.extend(gradient_functions(made.graph, self._builder))
+        finish(made)
+        return made
 
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""
