@@ -15,7 +15,6 @@ from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
 from .plans.flat import NotFlat
-from .plans.gradients import Gradients
 from .plans.planner import Planner, UseDefinitions
 from .plans.profile import Profile, profile
 from .plans.trace import Mismatch
@@ -275,27 +274,6 @@ class Session:
         taken = self._fixed | executor.owned() | ids_of((*inputs, *values.values(), *kept))
         with self.device.active():
             return [v if o in written else owned_copy(v, taken) for o, v in enumerate(made)]
-
-    def planned(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """Run by a plan that looks at the inputs as `run` does.
-
-        Args:
-            inputs: arrays in the order of the graph's inputs.
-
-        Returns:
-            The outputs; None if there is a reason for the definitions: it is in `reason`.
-        """
-        found = self._planned_run(inputs, {}, Budget(self.limits, memory=self.device.memory), _unchanged)
-        if isinstance(found, UseDefinitions):
-            self.reason = found
-            return None
-        self.reason = None
-        return found
-
-    @property
-    def gradients(self) -> Gradients | None:
-        """The gradients of the graph, as the plans of now compute them; None if there is no plan."""
-        return None if self._planner is None or not self._planner.plans else self._planner.gradients
 
     def by_plan(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Run by a plan.

@@ -49,10 +49,10 @@ class GradientProfile:
     Attributes:
         operator: the operator.
         name: the first known result, or input, of the call.
-        by: "kernel" if one kernel computes it; "rule" if it is computed as the operators that its rule wrote; "refused" if it is
+        by: "kernel" if one kernel computes it; "rule" if it is computed as the operators that its rule writes; "refused" if it is
             so because the kernel declined.
-        reason: why no kernel computes it, or which gradient it is a part of; "" for others.
-        nodes: the number of the nodes that the rule wrote.
+        reason: why no kernel computes it; "" for others.
+        nodes: the number of the nodes that the step has for it; 1 if it is one call.
         seconds: the time of the steps whose work is mostly of these nodes, reorders included.
         share: of the time of all steps.
         kernels: of these steps.
