@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import FunctionProto, GraphProto, helper
@@ -29,6 +29,9 @@ FORMS = 4096
 
 CONSTANT = 4096
 """The number of elements up to which a constant is a part of a body."""
+
+ByKernel: TypeAlias = Callable[[DifferentiatedCall], bool]
+"""Whether a kernel may compute the gradients of a call."""
 
 _places: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
 """For each form of a call, the inputs whose gradients the rule returns."""
@@ -98,7 +101,7 @@ class RuleBodies:
         keeps: whether the gradient of a call is one call; the rule writes the nodes of any other.
     """
 
-    def __init__(self, writer: Callable[[], Any], keeps: Callable[[DifferentiatedCall], bool]) -> None:
+    def __init__(self, writer: Callable[[], Any], keeps: ByKernel) -> None:
         self._writer, self.keeps = writer, keeps
         self._graphs: dict[Hashable, Graph] = {}
 

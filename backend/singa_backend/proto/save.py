@@ -35,7 +35,7 @@ INLINE = 1 << 10
 LARGEST = (1 << 31) - (1 << 20)
 """Maximum bytes of a model file; a larger model is written with external data."""
 
-DEFERRED = 1 << 20
+LARGE = 1 << 20
 """Arrays of at least this many bytes are not copied into their TensorProto until their destination is known."""
 
 CHUNK = 1 << 22
@@ -45,7 +45,7 @@ def defer_data(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> T
     """The TensorProto of an array; that of a large one has no data: `arrays` keeps the array, for `attach_data` and `save`."""
     dtype = array.dtype
     plain = dtype != dtypes.STRING and tensor_data.byte_size(dtype, array.shape) == array.nbytes and array.flags.c_contiguous
-    if array.nbytes < DEFERRED or not plain or sys.byteorder != "little":
+    if array.nbytes < LARGE or not plain or sys.byteorder != "little":
         return numpy_helper.from_array(array, name)
     arrays[name] = array
     return TensorProto(name=name, data_type=dtypes.onnx_code(dtype), dims=array.shape, data_location=TensorProto.EXTERNAL)

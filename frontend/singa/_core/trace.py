@@ -16,9 +16,9 @@ from onnx import TypeProto, helper
 
 from singa_backend import dtypes
 from singa_backend.errors import SonnxError
-from singa_backend.interpreters.base import DifferentiatedCall, Example
+from singa_backend.interpreters.base import Example
 from singa_backend.interpreters.builder import Symbol
-from singa_backend.opsets.rule_bodies import RuleBodies
+from singa_backend.opsets.rule_bodies import ByKernel, RuleBodies
 from singa_backend.opsets.writer import OpsetWriter
 
 from . import provenance
@@ -54,7 +54,7 @@ class Trace:
         completions: What follows each run of the step, by the ids of the owners.
     """
 
-    def __init__(self, opset: int, holds: bool = False, by_kernel: Callable[[DifferentiatedCall], bool] | None = None) -> None:
+    def __init__(self, opset: int, holds: bool = False, by_kernel: ByKernel | None = None) -> None:
         self.writer = OpsetWriter(opset)
         if by_kernel is not None:
             self.writer.bodies = RuleBodies(partial(OpsetWriter, opset), by_kernel)

@@ -19,10 +19,11 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
-from singa_backend.interpreters.base import DifferentiatedCall, Example
+from singa_backend.interpreters.base import Example
 from singa_backend.ir.declaration import has_trait
 from singa_backend.limits import reports_shortage
 from singa_backend.opsets.model import to_model
+from singa_backend.opsets.rule_bodies import ByKernel
 from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.plans.gradients import may_compute
 from singa_backend.proto.load import ModelSource
@@ -137,7 +138,7 @@ def _recorded(
     opset: int,
     output: int,
     constants: Mapping[str, str],
-    by_kernel: Callable[[DifferentiatedCall], bool] | None,
+    by_kernel: ByKernel | None,
 ) -> ModelProto:
     """The step at one opset; raises Unwritable for an operator that needs a newer one."""
     record = Trace(opset, by_kernel=by_kernel)
