@@ -447,7 +447,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self._made.update(dict.fromkeys(node.output, len(self.nodes)))
         self.nodes.append(node)
         if self._gradient is not None:
-            self.gradients[node.name] = self._gradient, {}
+            self.gradients.setdefault(node.name, (self._gradient, {}))  # not of a gradient that is one call
         for name in reads(node):
             self._readers.setdefault(name, []).append(node)
 
