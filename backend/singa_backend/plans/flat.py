@@ -137,30 +137,6 @@ def read_from(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
     graph.inputs = []
 
 
-def scratch(
-    nodes: Iterable[ir.Node], constants: Mapping[ir.Value, Any] | None = None
-) -> tuple[ir.Graph, dict[ir.Value, ir.Value]]:
-    """A graph of copies of some nodes, without outputs; and the original of each of its values.
-
-    Args:
-        nodes: the nodes, in order.
-        constants: what the copies of values that no node returns hold.
-    """
-    graph, copies = ir.Graph(), dict[ir.Value, ir.Value]()
-
-    def copy(value: ir.Value) -> ir.Value:
-        if value not in copies:
-            copies[value] = ir.Value(value.name, constant=(constants or {}).get(value, value.constant))
-        return copies[value]
-
-    for node in nodes:
-        inputs, outputs = ([None if v is None else copy(v) for v in values] for values in (node.inputs, node.outputs))
-        made = node.copy(inputs, outputs, node.origins)
-        made.captures = {inner: copy(outer) for inner, outer in node.captures.items()}
-        graph.append(made)
-    return graph, {made: value for value, made in copies.items()}
-
-
 @cache
 def versioned(domain: str, op_type: str, version: int | None = None) -> VersionedOperator:
     """An operator at a version; the newest by default."""

@@ -11,7 +11,7 @@ The rule remains the definition: a call that a kernel refuses is left as it was 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,7 @@ from ..ir import graph as ir
 from ..ir.declaration import REQUIRED
 from ..ir.gradient_calls import GradientCall
 from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
-from .composites import composites
-from .flat import call_of, origins_of, versioned
-from .fusion.facts import Type
-from .norm_forms import NormForm, norm_forms
+from .flat import origins_of, versioned
 
 MOST = 8
 """The number of refused gradients of a graph after which a further one leaves all of its operator's as they are."""
@@ -48,7 +45,7 @@ class Gradients:
     """The gradients of a plan.
 
     Attributes:
-        known: the calls of gradient rules, and after `join` those that are composed of several.
+        known: the calls of gradient rules.
         joined: the number of those that became one call.
         reasons: for each refused one, by its place in `known`, why.
         taken: the places of those whose nodes are all replaced by one call.
@@ -61,9 +58,6 @@ class Gradients:
 
     def __init__(self, known: Sequence[GradientCall]) -> None:
         self.known, self.joined, self.reasons, self.taken = known, 0, {}, frozenset()
-        self._is_composed = not known
-        self._forms: dict[int, NormForm] = {}
-        self._rules = 0  # the number of `known` that are calls of rules
 
     @property
     def refused(self) -> dict[str, str]:
@@ -84,30 +78,16 @@ class Gradients:
                 i: str(refused) for i, g in enumerate(self.known) if (g.domain, g.op_type) == alike and i not in self.reasons
             }
 
-    def join(self, graph: ir.Graph, ids: dict[str, ir.Value], types: Mapping[ir.Value, Type]) -> None:
+    def join(self, graph: ir.Graph, ids: dict[str, ir.Value]) -> None:
         """Replace the calls of each gradient with a kernel by one call.
 
         Args:
             graph: the graph as it was read, which is changed.
             ids: each value by its name.
-            types: the dtypes and shapes of the inputs.
         """
-        if self._forms:  # their values are of the graph that was read before
-            forms = norm_forms(graph, self.known[: self._rules], ids, types)
-            self._forms = dict(zip(self._forms, forms, strict=True))
-        if not self._is_composed:
-            forms = norm_forms(graph, self.known, ids, types)
-            self._rules = len(self.known)
-            self.known, self._is_composed = (*self.known, *composites(graph, self.known, ids)), True
-            self._forms = dict(enumerate(forms, len(self.known)))
-            self.known = (*self.known, *(f.known for f in forms))
         joining = _Joining(graph, ids)
         for at in reversed(range(len(self.known))):  # a rule that calls another one ends after it, and is tried first
-            if at in self.reasons:
-                continue
-            if at in self._forms:
-                joining.join_form(self._forms[at], at)
-            else:
+            if at not in self.reasons:
                 joining.join(self.known[at], at)
         self.joined = joining.joined
         if self.joined:
@@ -151,8 +131,8 @@ class _Joining:
         for i in call.reads:
             self.readers[i].append(at)
 
-    def join(self, known: GradientCall, at: int, beyond: Sequence[ir.Value | None] = ()) -> None:
-        """Replace the calls of a gradient by one call, if there is a kernel; what computes the values `beyond` is not a part."""
+    def join(self, known: GradientCall, at: int) -> None:
+        """Replace the calls of a gradient by one call, if there is a kernel."""
         kernel = gradient_kernels.get((known.domain, known.op_type))
         if kernel is None or known.version not in kernel.versions:
             return
@@ -179,7 +159,7 @@ class _Joining:
             return
         if not kernel.takes(attributes, [g is not None for g in gradients]):
             return
-        parts = self._between(gradients, given.union(beyond))
+        parts = self._between(gradients, given)
         if parts is None:
             return
         forward = self._forward(known, values) if kernel.hidden else None
@@ -202,23 +182,6 @@ class _Joining:
         self.joined += 1
         if gradients == values["g"]:
             self._parts[at] = parts
-
-    def join_form(self, form: NormForm, at: int) -> None:
-        """Replace a normalization in primitive form by one call, and its gradient, if there is a kernel."""
-        place = self.makers[form.y]
-        before, joined, summed = self.calls[place], self.joined, self.places[self.makers[form.total]]
-        self.calls[place] = form.forward(before)
-        for i in self.calls[place].reads:
-            self.readers[i].append(place)
-        self.join(form.known, at, (form.other,))
-        if self.joined == joined:
-            self.calls[place] = before
-        elif form.other is not None:  # the kernel computes the other term of the sum
-            made, term = self.makers[form.total], ir.Value()
-            self.calls[made].outputs = [term if o is form.total else o for o in self.calls[made].outputs]
-            self.makers[term] = made
-            add = call_of("Add", (form.other, term), (form.total,), (self.calls[made],))
-            self._add(add, max(summed, self.places[made]))
 
     def taken(self) -> frozenset[int]:
         """The places of gradients of which no call is left."""

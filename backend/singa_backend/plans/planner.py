@@ -482,7 +482,7 @@ class Planner:
         }
         before = exchanges(graph)
         names = {name: copies[v] for name, v in self._model.values.items() if v in copies} if self.roles.is_step else {}
-        self.gradients.join(graph, names, types)
+        self.gradients.join(graph, names)
         self.fused = fuse(graph, self.options.level, types)
         self.exchanges = len(before)
         assert exchanges(graph) == before, "all processes must begin their exchanges in the same order"

@@ -122,7 +122,6 @@ def gradients_of(graph: Graph, work: Sequence[Work], part: Part, planner: Planne
         whole: the time of all steps.
     """
     known = graph.gradient_calls
-    every = planner.gradients.known if planner is not None else known  # also those that are composed of several
     written = _nodes_of(graph, known, part)
     joined: dict[int, int] = {}  # the gradient that a kernel computes with a node, by the id of the node
     owners: dict[int, int] = {}
@@ -147,7 +146,7 @@ def gradients_of(graph: Graph, work: Sequence[Work], part: Part, planner: Planne
         if at in own:
             by = "kernel"
         elif len(inside) == 1 and (of := inside.pop()) is not None:
-            by, reason = "kernel", f"part of the gradient of {every[of].op_type} {_name(every[of])}"
+            by, reason = "kernel", f"part of the gradient of {known[of].op_type} {_name(known[of])}"
         elif at in reasons:
             by, reason = "refused", reasons[at]
         else:
