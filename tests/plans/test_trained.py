@@ -44,7 +44,7 @@ MIDDLES = {"Pow", "Sqrt", "Reciprocal", "Div", "Erf", "Tanh", "Sigmoid"}
 
 ARRAYS = {
     "u": normal(33, 33) / 8, "w": np.abs(normal(33, seed=1)) + 1, "b": normal(33, seed=2), "axes": np.array([-1]),
-    "two": 2, "epsilon": 1e-5, "root": 2**0.5, "one": 1, "half": 0.5, "cubic": 0.044715, "rate": (2 / np.pi) ** 0.5,
+    "two": 2.0, "epsilon": 1e-5, "root": 2**0.5, "one": 1.0, "half": 0.5, "cubic": 0.044715, "rate": (2 / np.pi) ** 0.5,
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def file_of(body: str, *, outputs: Sequence[str] = ("y",), function: str = "", o
         if isinstance(value, np.ndarray):
             model.graph.initializer.append(numpy_helper.from_array(value, name))
         else:
-            model.graph.node.insert(0, helper.make_node("Constant", [], [name], value_float=float(value)))
+            model.graph.node.insert(0, helper.make_node("Constant", [], [name], value_float=value))
     return model
 
 
@@ -116,7 +116,7 @@ def test_a_value_in_the_middle_that_is_used(name: str) -> None:
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "another argument": ("Gelu", {"root": 1.5}), "another term": ("Gelu", {"one": 1.5}),
-    "a trained factor": ("Gelu", {"half": normal(33)}), "another power": ("RMSNormalization", {"two": 4}),
+    "a trained factor": ("Gelu", {"half": normal(33)}), "another power": ("RMSNormalization", {"two": 4.0}),
     "another axis": ("RMSNormalization", {"axes": np.array([1])}),
     "a trained epsilon": ("RMSNormalization", {"epsilon": np.abs(normal(33))}),
 }  # fmt: skip
@@ -144,10 +144,10 @@ def test_a_form_whose_kernel_refuses() -> None:
 
 
 def test_forms_in_functions() -> None:
-    """Functions are inlined; the constants of each call have names of their own."""
-    inner = "root = Constant <value = float {1.4142135}> () one = Constant <value = float {1.0}> ()"
-    function = f'<opset_import: ["": 18], domain: "local"> Form (h, half) => (z) {{ {inner} {GELU} }}'
-    check("h = MatMul(x, u) z = local.Form(h, half) k = Cos(z) y = local.Form(k, half)", ["Gelu"] * 2, function=function)
+    """Functions are inlined; a parameter has the name of a constant in one."""
+    numbers = " ".join(f"{n} = Constant <value = float {{{ARRAYS[n]}}}> ()" for n in ("root", "one", "half", "rate"))
+    function = f'<opset_import: ["": 18], domain: "local"> Form (h) => (r) {{ {numbers} {GELU} r = Mul(z, rate) }}'
+    check("h = Mul(x, rate) k = local.Form(h) y = local.Form(k)", ["Gelu"] * 2, function=function, rate=normal(33))
 
 
 def test_requested_values() -> None:
