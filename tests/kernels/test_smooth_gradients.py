@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -173,87 +172,6 @@ def test_activations(name: str, attributes: dict[str, Any], factor: int) -> None
         compare(lambda x: getattr(op, name)(x, **attributes), [one], [0], joined=[name], exact=True, tolerance=1e-6)
 
 
-# --- activations in primitive form
-
-
-def erf_form(x: Any) -> Any:
-    return op.Mul(op.Mul(x, op.Add(op.Erf(op.Div(x, math.sqrt(2))), 1.0)), 0.5)
-
-
-def tanh_form(x: Any) -> Any:
-    cubic = op.Add(x, op.Mul(0.044715, op.Mul(x, op.Mul(x, x))))
-    return op.Mul(0.5, op.Mul(x, op.Add(1.0, op.Tanh(op.Mul(math.sqrt(2 / math.pi), cubic)))))
-
-
-def swish_form(x: Any) -> Any:
-    return op.Mul(x, op.Sigmoid(x))
-
-
-FORMS = {"erf": (erf_form, "Gelu", "Erf"), "tanh": (tanh_form, "Gelu", "Tanh"), "swish": (swish_form, "Swish", "Sigmoid")}
-Form = Callable[[Any], Any]
-
-
-def gemm(x: Any, w: Any) -> Any:
-    return op.MatMul(x, w)
-
-
-@pytest.mark.parametrize("kind", FORMS)
-def test_a_form_is_one_operator(kind: str) -> None:
-    """Two layers: no call of the forms is left, forward or backward."""
-    form, name, middle = FORMS[kind]
-    arrays = [normal(64, 65), normal(65, 65, seed=1) / np.float32(8)]
-    step = compare(lambda x, w: form(gemm(form(gemm(x, w)), w)), arrays, [0, 1], joined=[name] * 2, exact=True)
-    assert not {middle, "Div", "Exp"} & {c.op_type for c in step.planner.graph.nodes}
-
-
-@pytest.mark.parametrize("kind", FORMS)
-def test_a_form_whose_input_has_another_reader(kind: str) -> None:
-    """The gradient of the input is a sum with that of the other reader: each rule computes its own."""
-    form, name, middle = FORMS[kind]
-
-    def body(x: Any, w: Any) -> Any:
-        z = gemm(x, w)
-        return op.Add(form(z), op.Sin(z))
-
-    arrays = [normal(64, 65), normal(65, 65, seed=1)]
-    step = compare(body, arrays, [0, 1], joined=[] if kind == "erf" else [middle], exact=True)
-    assert name not in step.joined
-
-
-@pytest.mark.parametrize("kind", FORMS)
-def test_a_form_whose_middle_is_used(kind: str) -> None:
-    form, name, middle = FORMS[kind]
-
-    def body(x: Any, w: Any) -> list[Any]:
-        z = gemm(x, w)
-        return [form(z), getattr(op, middle)(op.Div(z, math.sqrt(2)) if kind == "erf" else z)]
-
-    arrays = [normal(64, 65), normal(65, 65, seed=1)]
-    joined = {"erf": [], "tanh": ["Tanh"] * 2, "swish": ["Sigmoid"] * 2}[kind]
-    step = compare(body, arrays, [0, 1], joined=joined, exact=True, tolerance=5e-6)
-    assert name not in step.joined
-
-
-def test_numbers_that_are_not_those_of_a_form() -> None:
-    """Another number in the argument, and another term."""
-    for root, term in (1.5, 1.0), (math.sqrt(2), 1.5):
-
-        def body(x: Any, w: Any, root: float = root, term: float = term) -> Any:
-            z = gemm(x, w)
-            return op.Mul(op.Mul(z, op.Add(op.Erf(op.Div(z, root)), term)), 0.5)
-
-        compare(body, [normal(64, 65), normal(65, 65, seed=1)], [0, 1], joined=[], exact=True)
-
-
-def test_a_form_of_float64_is_refused() -> None:
-    arrays = [normal(16, 17).astype(np.float64), normal(17, 17, seed=1).astype(np.float64)]
-    body, given = differentiated(lambda x, w: erf_form(gemm(x, w)), arrays, [0, 1])
-    plan, exact = (record(body, given, [0, 1], Options(level=n)) for n in (2, 0))
-    for got, wanted in zip(plan.run(), exact.run(), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-12)
-    assert not plan.joined
-
-
 # --- values that are not finite
 
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], str]] = {
@@ -262,7 +180,6 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], str]] = {
     "log softmax": (lambda x: op.LogSoftmax(x), [(6, 16)], "LogSoftmax"),
     "elu": (lambda x: op.Elu(x), [(6, 16)], "Elu"),
     "gelu": (lambda x: op.Gelu(x), [(6, 16)], "Gelu"),
-    "erf": (lambda x, w: erf_form(gemm(x, w)), [(6, 16), (16, 16)], "Gelu"),
 }
 
 

@@ -25,6 +25,7 @@ from singa_backend.ir.variants import with_states, with_weights
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.writer import LEAST, OpsetWriter
 from singa_backend.passes.change_dtype import change_dtype
+from singa_backend.plans.trained import fused_for_training
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
@@ -102,6 +103,7 @@ class Imported:
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
+        self._fusion: tuple[Any, Graph] | None = None
         self._loaded: dict[str, Any] = {}
         session = self.rep._session
         names = dict(run_order(graph).state_slots)
@@ -202,7 +204,7 @@ class Imported:
             if name in values:  # training writes to it
                 t._data = t.device.backend.put(np.array(self.device.backend.get(values[name])))
         given = {n: v for n, v in values.items() if n in self._constants}
-        made._constants = self._constants | {n: _constant(n, v, self.device) for n, v in given.items()}
+        made._constants, made._fusion = self._constants | {n: _constant(n, v, self.device) for n, v in given.items()}, None
         made.rep = made.rep.with_states({**given, **{n: t._data for n, t in made.tensors().items()}})
         return made
 
@@ -295,14 +297,17 @@ class Imported:
                 self.seen = [_seen(x) for x in fed]
         if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
             return self._computed(graph, fed)
-        program = run_order(graph)
-        frame: list[Any] = [None] * program.size
         every = {**self._constants, **self.parameters, **self.statistics, **self._numbers()}
+        current = trace.current()
+        program, constants = run_order(graph), graph.initializers
+        if current is not None and tape.training and graph is self.graph and self.device.backend.is_host:
+            fused = self._fused(fed, every)
+            program, constants = run_order(fused), fused.initializers
+        frame: list[Any] = [None] * program.size
         for slot, name in program.state_slots:
-            frame[slot] = every[name]
+            frame[slot] = every[name] if name in every else _constant(name, constants[name].constant, self.device)
         for slot, x in zip(program.input_slots, fed, strict=True):
             frame[slot] = x
-        current = trace.current()
         if current is not None:
             for domain, version in graph.opsets.items():
                 if domain:  # the nodes of other domains are recorded in the version of the file
@@ -327,6 +332,26 @@ class Imported:
             for y, output in zip(made, graph.declared_outputs, strict=True):
                 current.declared(y, declared_type(output))
         return made
+
+    def _fused(self, fed: Sequence[Any], every: Mapping[str, Tensor]) -> Graph:
+        """The graph that a training step records on the host, in which primitive forms of an operator are one call.
+
+        Other devices have no kernels of gradients, and join the nodes of such a form to one kernel.
+
+        Args:
+            fed: the inputs.
+            every: the tensor of each initializer.
+        """
+        graph, backend = self.graph, self.device.backend
+        tensors = [(v, x) for v, x in zip(graph.inputs, fed, strict=True) if x is not None and not op.is_sequence(x)]
+        types = {v: (op.dtype(x), op.shape(x)) for v, x in tensors}
+        parameters = {n: (t._data.dtype, t._data.shape) for n, t in every.items() if not t._is_constant}
+        numbers = {n: t._data.tobytes() for n, t in every.items() if t._is_constant and n in self.parameters}
+        key = graph, types, parameters, numbers
+        if self._fusion is None or self._fusion[0] != key:
+            constants = {n: backend.get(t._data) for n, t in every.items() if t._is_constant}
+            self._fusion = key, fused_for_training(graph, constants, parameters, types) or graph
+        return self._fusion[1]
 
     def _numbers(self) -> dict[str, Tensor]:
         """The frozen parameters of one element, such as an epsilon, as constants of a step that is being recorded.
