@@ -760,21 +760,19 @@ class _Scope:
 
     def _gradient(self, node: Node, call: NodeProto, function: FunctionProto, where: dict[str, Any]) -> None:
         """Note of which operator a function computes the gradient, if it is one that a training step is written with."""
-        name = node.op_type.partition(FORM)[0]
-        opsets = {plain_domain(o.domain): o.version for o in function.opset_import}
-        version = schema_version("", name, opsets.get("", 0))
-        declaration = declarations.get(("", name), {}).get(version or 0)
+        name, _, number = node.op_type.partition(FORM)[0].rpartition("_")
+        version = next((v for v in declarations.get(("", name), {}) if str(v) == number), None)
         kinds = Counter(n.rstrip(digits) for n in function.input)
         named = [f"{kind}{i}" for kind in ("dy", "x", "y") for i in range(kinds[kind])]
         places = [n.removeprefix("dx") for n in function.output]
-        if version is None or declaration is None or named != [*function.input] or kinds["dy"] != kinds["y"]:
+        if version is None or named != [*function.input] or kinds["dy"] != kinds["y"]:
             return
         known = set(map(str, range(kinds["x"])))
         if not known.issuperset(places) or len(set(places)) < len(places) or len(call.output) != len(places):
             return
         given = self._attributes(call, _signature(schemas["", name][version]).types, where)
         node.inputs += [None] * (len(named) - len(node.inputs))
-        node.operator, node.given = self.reader.operator(declaration, version), frozenset(given)
+        node.operator, node.given = self.reader.operator(declarations["", name][version], version), frozenset(given)
         node.attributes = node.operator.arguments(given)
         results = (*node.inputs[len(named) - kinds["y"] :], *node.inputs[kinds["dy"] :])
         of = next((v.name for v in results if v is not None), "")

@@ -170,7 +170,7 @@ def gradient_functions(graph: GraphProto, builder: GraphBuilder) -> list[Functio
     pending = [(node, *builder.gradients[node.name]) for node in graph.node if node.domain == GRADIENT]
     for node, gradient, attributes in pending:
         assert gradient.write is not None
-        body, name = gradient.write(), gradient.operator.declaration.name
+        body, name = gradient.write(), f"{gradient.operator.declaration.name}_{gradient.operator.version}"
         if body not in functions:
             counts[name] += 1
             functions[body] = helper.make_function(

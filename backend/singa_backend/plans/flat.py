@@ -103,6 +103,7 @@ def flat(
     graph: ir.Graph,
     states: Mapping[ir.Value, Any] | None = None,
     captured: Mapping[ir.Value, Any] | None = None,
+    copies: dict[ir.Value, ir.Value] | None = None,
 ) -> ir.Graph:
     """A copy of a graph with the bodies of functions in place of their calls.
 
@@ -112,8 +113,10 @@ def flat(
         graph: the graph, or the body of a node.
         states: constants that replace those of its initializers.
         captured: the captured values that are constant: a value with the constant, or the constant itself.
+        copies: the copy of each value is added to it.
     """
-    made, held, copies = ir.Graph(graph.name, graph.opsets), captured or {}, dict[ir.Value, ir.Value]()
+    made, held = ir.Graph(graph.name, graph.opsets), captured or {}
+    copies = {} if copies is None else copies
     for v in (*graph.inputs, *graph.captured):
         if v in held:
             copies[v] = held[v] if isinstance(held[v], ir.Value) else ir.Value(v.name, constant=held[v])
