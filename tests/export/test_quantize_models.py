@@ -547,6 +547,14 @@ def test_files_that_list_their_weights_as_inputs(how: str, oracle: Oracle) -> No
     np.testing.assert_allclose(oracle.run(made.SerializeToString(), feeds)["y"], expected, rtol=0.2, atol=0.5)
 
 
+def test_a_value_that_a_gradient_names_keeps_its_node() -> None:
+    """The Relu does not become the saturation of the integers: its input has another reader, by name."""
+    imports, outputs = '["": 17, "ai.onnx.preview.training": 1]', "float[n,3] y, float[n,4] d"
+    body = 'h = MatMul(x, w) y = Relu(h) d = ai.onnx.preview.training.Gradient<xs=["x"], zs=["w"], y="h">(x, w)'
+    model = built(f"<ir_version: 9, opset_import: {imports}> g (float[n,4] x) => ({outputs}) {{ {body} }}", w=W)
+    assert [x.shape for x in sonnx.run_model(sonnx.quantize(model, ROWS), ROWS)] == [(40, 3), (40, 4)]
+
+
 def test_a_fault_of_the_source_is_not_a_fault_of_the_written_file(tmp_path: Path) -> None:
     wrong = ModelProto()
     wrong.CopyFrom(net())

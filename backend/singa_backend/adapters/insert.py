@@ -74,7 +74,9 @@ def insert(
     for name, value in adapter.values.items():
         _replace(editor, name, value)
     for name, change in adapter.changes.items():
-        _Inserted(editor, found[name], change, dropout, inputs).add()
+        grouped = found[name].main.kind == CONVOLUTION and found[name].main.group > 1
+        ranks = (len(change.a), change.b.shape[1]) if grouped else (RANK, RANK)
+        Insertion(editor, found[name], change, dropout, ranks if inputs else ()).add()
     editor.write()
     return made
 
@@ -234,26 +236,34 @@ def _tensor(name: str, value: np.ndarray) -> TensorProto:
     return numpy_helper.from_array(np.ascontiguousarray(value), name)
 
 
-class _Inserted:
-    """One change while it is added to all uses of its weight."""
+class Insertion:
+    """One change while it is added to all uses of its weight.
 
-    def __init__(self, editor: ModelEditor, weight: Weight, change: LowRank, dropout: float, inputs: bool) -> None:
+    Args:
+        editor: the model.
+        weight: the weight.
+        change: its factors.
+        dropout: the probability with which a training step drops elements of x before A.
+        ranks: the sizes of the ranks of A and B if these are inputs; empty if they are initializers.
+    """
+
+    def __init__(
+        self, editor: ModelEditor, weight: Weight, change: LowRank, dropout: float = 0.0, ranks: Sequence[int | str] = ()
+    ) -> None:
         self.editor, self.weight, self.change, self.dropout = editor, weight, change, dropout
-        first, second = factor_names(weight.name)
         factors: list[Value] = []
-        for name, array in ((first, change.a), (second, change.b)):
+        for i, (name, array) in enumerate(zip(factor_names(weight.name), (change.a, change.b), strict=True)):
             if name != editor.fresh(name):
                 raise InvalidInput(f"the model already has a value {name!r}", code="SX971", hint="merge its adapter first")
-            if inputs:
+            if ranks:
                 sizes: list[int | str] = list(array.shape)
-                if weight.main.kind != CONVOLUTION or weight.main.group == 1:
-                    sizes[0 if name == first else 1] = RANK
+                sizes[i] = ranks[i]
                 editor.model.graph.input.append(helper.make_tensor_value_info(name, dtypes.onnx_code(array.dtype), sizes))
                 factors.append(editor.main.add_input(Value(name)))
             else:
                 factors.append(editor.add_initializer(editor.main, name, _tensor(name, array)))
         self.a, self.b = factors
-        self.scale = 1.0 if inputs else float(change.scale)
+        self.scale = 1.0 if ranks else float(change.scale)
         self.dtype = dtypes.onnx_code(change.a.dtype)
         self.shared: dict[Value, Value] = {}
 

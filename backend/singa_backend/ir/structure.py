@@ -14,6 +14,7 @@ from typing import Any
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from ..errors import InvalidModel
+from ..proto.messages import TRAINING_GRADIENT
 from ..proto.schemas import plain_domain
 from .graph import Graph, Node, Value
 
@@ -130,6 +131,8 @@ class _Level:
                 node.attributes[a.name] = self._body(a.g, node) if a.HasField("g") else a
             if a.ref_attr_name:
                 node.plain = False
+        if (domain, message.op_type) == TRAINING_GRADIENT:
+            self._pin(node.get("y", ""))
         return node
 
     def _body(self, proto: GraphProto, owner: Node) -> Graph:

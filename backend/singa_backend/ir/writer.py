@@ -107,7 +107,7 @@ def node_message(
     body: Callable[[Graph], GraphProto] | None = None,
 ) -> NodeProto:  # fmt: skip
     """Create the message of a node; `attribute` and `body` return what it contains in place of a message or a graph."""
-    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
+    proto = NodeProto(op_type=node.op_type, domain=node.domain or None, name=node.name or None, overload=node.overload or None)
     graph = node.graph if graph is None else graph
     assert graph is not None
     proto.input.extend(value_names(node.inputs, graph))

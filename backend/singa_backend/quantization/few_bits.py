@@ -104,7 +104,7 @@ def quantize_weights(
         made.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     made.producer_name = "sonnx"
     if kept is not None:
-        kept += float_weights(proto, made, reasons)
+        kept += float_weights(proto, editor.main, reasons)
     return made
 
 
