@@ -18,7 +18,7 @@ from ..ir.graph import Node, Value
 from ..limits import Budget, current, spend
 from ..passes import ModelEditor
 from ..passes.head import replace_head
-from ..passes.model import opset, source
+from ..passes.model import opset
 from ..passes.values import constant_node
 from ..proto import tensor_data
 from ..proto.schemas import MICROSOFT
@@ -74,7 +74,7 @@ def insert(
     for name, value in adapter.values.items():
         _replace(editor, name, value)
     for name, change in adapter.changes.items():
-        grouped = found[name].main.kind == CONVOLUTION and found[name].main.group > 1
+        grouped = found[name].main.kind == CONVOLUTION and found[name].main.group != 1
         ranks = (len(change.a), change.b.shape[1]) if grouped else (RANK, RANK)
         Insertion(editor, found[name], change, dropout, ranks if inputs else ()).add()
     editor.write()
@@ -347,7 +347,7 @@ class Insertion:
         """The last two axes of x exchanged, at any rank: a product of FusedMatMul with the unit matrix would be large."""
         rank = self.editor.rank(x)
         if rank is None:
-            what = f"the rank of {source(x).name!r}, which {use.node.title} transposes, is not known"
+            what = f"the rank of {x.original.name!r}, which {use.node.title} transposes, is not known"
             raise InvalidInput(f"cannot adapt {self.weight.name!r}: {what}", code="SX972")
         order = [*range(rank - 2), rank - 1, rank - 2]
         return self._add(use, "Transpose", x, perm=order) if rank > 1 else x

@@ -122,6 +122,14 @@ class Value:
         ((user, place),) = self.uses
         return isinstance(user, Node) and type(place) is int
 
+    @property
+    def original(self) -> Value:
+        """The value of a graph around this one that a captured value stands for; any other value itself."""
+        value, graph = self, self.graph
+        while graph is not None and graph.owner is not None and value in graph.owner.captures:
+            value, graph = graph.owner.captures[value], graph.owner.graph
+        return value
+
     def replace_all_uses_with(self, new: Value, *, outputs: bool = True) -> None:
         """Replace this value by another one wherever it is used.
 
@@ -279,20 +287,28 @@ class Node:
         """
         return self.inputs[i] if i < len(self.inputs) else None
 
-    def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
-        """Return a node that calls the same on other values; it shares the attributes and bodies, which capture the same values.
+    def copy(
+        self,
+        inputs: Iterable[Value | None],
+        outputs: Iterable[Value | None],
+        origins: tuple[Node, ...],
+        copies: Mapping[Value, Value] | None = None,
+    ) -> Node:
+        """Return a node that calls the same on other values; it shares the attributes and bodies.
 
         Args:
             inputs: the values that it reads.
             outputs: the values that it returns.
             origins: the nodes in whose place it is.
+            copies: the values that its bodies capture in place of others, by those; they capture the others as this node does.
 
         Returns:
             The node, which is in no graph.
         """
+        captures = {inner: (copies or {}).get(outer, outer) for inner, outer in self.captures.items()}
         return Node(
             self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.plain,
-            self.given, self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
+            self.given, self.operator, self.function, self.forward_graph, captures, None, origins, self.gradient,
         )  # fmt: skip
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -885,20 +901,6 @@ class Graph:
                     continue
                 inner.replace_all_uses_with(same)
             self._release(inner)
-
-    def source(self, value: Value) -> Value:
-        """Return the value that a captured one stands for.
-
-        Args:
-            value: a value of this graph.
-
-        Returns:
-            The value, in whichever graph that is defined; any other value itself.
-        """
-        graph: Graph | None = self
-        while graph is not None and graph.owner is not None and value in graph.owner.captures:
-            value, graph = graph.owner.captures[value], graph.owner.graph
-        return value
 
     def drop_unused(self, values: Iterable[Value | None], keep: Collection[str] = ()) -> None:
         """Remove the producers of values that nothing uses, and the nodes before them that nothing uses then.

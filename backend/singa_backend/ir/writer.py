@@ -80,7 +80,7 @@ def value_names(values: Iterable[Value | None], graph: Graph) -> list[str]:
     """The names of values of a graph, "" for an absent one; a captured value has the name of what it stands for."""
     if graph.owner is None:
         return [v.name if v is not None else "" for v in values]
-    return [graph.source(v).name if v is not None else "" for v in values]
+    return [v.original.name if v is not None else "" for v in values]
 
 
 def _update(proto: NodeProto, node: Node, graph: Graph) -> None:

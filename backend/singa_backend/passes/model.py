@@ -202,7 +202,7 @@ class ModelEditor:
         """
         if value is None:
             return Type()
-        value = source(value)
+        value = value.original
         constant = value.constant
         if value.producer is None and isinstance(constant, TensorProto):
             return Type(constant.data_type, tuple(constant.dims))
@@ -257,7 +257,7 @@ class ModelEditor:
         """
         if value is None:
             return None
-        value = source(value)
+        value = value.original
         node = value.producer
         if node is not None:
             return node if node.is_("Constant") else None
@@ -457,12 +457,6 @@ class ModelEditor:
         new.replace_all_uses_with(old)
         maker.return_(i, old)
         return True
-
-
-def source(value: Value) -> Value:
-    """The value that a captured one stands for; any other value itself."""
-    graph = value.graph
-    return value if graph is None or graph.owner is None else graph.source(value)
 
 
 def opset(graph: Graph) -> int:

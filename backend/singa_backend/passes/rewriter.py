@@ -19,7 +19,7 @@ from ..ir.writer import node_message
 from ..proto.schemas import opset_of, schema_version, schemas
 from ..rewriting.rewriter import MOST, Rewriter
 from ..rewriting.types import Types
-from .model import ModelEditor, in_function, opset, source
+from .model import ModelEditor, in_function, opset
 from .values import constant_node
 
 FEW = 1 << 16
@@ -59,7 +59,7 @@ class ModelTypes(Types):
         if known is None:
             return own
         inferred = own if own is not None and len(own) == len(known) else (None,) * len(known)
-        name = source(value).name
+        name = value.original.name
         return tuple([_size(a, b, f"{i} of {name}") for i, (a, b) in enumerate(zip(known, inferred, strict=True))])
 
     def infer_again(self) -> None:
@@ -83,7 +83,7 @@ class ModelTypes(Types):
         shape = self.editor.static(value)
         if kind.dtype != TensorProto.INT64 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
             return None
-        name = source(value).name
+        name = value.original.name
         return tuple(f"{name}[{i}]" for i in range(shape[0])) if shape else f"{name}[]"
 
 
@@ -173,7 +173,7 @@ class ModelRewriter(Rewriter):
         found, editor = self.editor.tensor(value), self.editor
         if value is None or found is None:
             return False
-        name = source(value).name
+        name = value.original.name
         if editor.parameters is not None and (isinstance(found, Node) or name in editor.given):
             return name in editor.parameters
         return not isinstance(found, Node)
@@ -229,7 +229,7 @@ class ModelRewriter(Rewriter):
 
     def add_constant(self, array: np.ndarray, *sources: Value | None, suffix: str = "") -> Value:
         """A new constant: an initializer, or a Constant node for floats that were computed from Constant nodes only."""
-        name = source(sources[0]).name + suffix if sources and sources[0] is not None else "constant"
+        name = sources[0].original.name + suffix if sources and sources[0] is not None else "constant"
         return self.editor.add_constant(self.graph, array, name, self.editor.trains(array, *sources))
 
     def scaled(self, weight: Value, factors: np.ndarray, *sources: Value | None) -> Value | None:
@@ -312,8 +312,7 @@ class ModelRewriter(Rewriter):
         if not self.editor.bypass(node, new, node.outputs.index(old)):
             if node.op_type == "Identity" or not node.has_one_output or old.pinned:
                 return False
-            node.read([new])
-            node.change(op_type="Identity", attributes={}, outputs=[old])
+            return self.put(node, self.call("Identity", [new], [node], [old]))
         self.graph.drop_unused(before, self.kept)
         return True
 

@@ -90,11 +90,9 @@ class Inliner:
                 continue
             copies |= {o: ir.Value(o.name) for o in node.results}
             outputs = [None if o is None else copies[o] for o in node.outputs]
-            made = node.copy(inputs, outputs, self._origins or (node,))
             if not copies.keys() >= set(node.captures.values()):
                 raise NotFlat  # a body captures an input that the call of the function omits
-            made.captures = {inner: copies[outer] for inner, outer in node.captures.items()}
-            self.nodes.append(made)
+            self.nodes.append(node.copy(inputs, outputs, self._origins or (node,), copies))
         return [copies.get(v) for v in graph.outputs]
 
 
@@ -147,18 +145,13 @@ def scratch(
         constants: what the copies of values that no node returns hold.
     """
     graph, copies = ir.Graph(), dict[ir.Value, ir.Value]()
-
-    def copy(value: ir.Value) -> ir.Value:
-        if value not in copies:
-            copies[value] = ir.Value(value.name, constant=(constants or {}).get(value, value.constant))
-        return copies[value]
-
     for node in nodes:
-        inputs, outputs = ([None if v is None else copy(v) for v in values] for values in (node.inputs, node.outputs))
-        made = node.copy(inputs, outputs, node.origins)
-        made.captures = {inner: copy(outer) for inner, outer in node.captures.items()}
-        graph.append(made)
-    return graph, {made: value for value, made in copies.items()}
+        for v in (*node.reads, *node.results):
+            if v not in copies:
+                copies[v] = ir.Value(v.name, constant=(constants or {}).get(v, v.constant))
+        inputs, outputs = ([None if v is None else copies[v] for v in values] for values in (node.inputs, node.outputs))
+        graph.append(node.copy(inputs, outputs, node.origins, copies))
+    return graph, {copy: value for value, copy in copies.items()}
 
 
 @cache
@@ -209,7 +202,7 @@ def origins_of(nodes: Sequence[ir.Node]) -> tuple[ir.Node, ...]:
     return tuple(dict.fromkeys(n for node in nodes for n in node.origins))
 
 
-def source(node: ir.Node) -> ir.Node:
+def model_node(node: ir.Node) -> ir.Node:
     """The node of the model that a node is a copy of; the node itself if a pass has made it."""
     return node.origins[0] if len(node.origins) == 1 and node.origins[0].attributes is node.attributes else node
 

@@ -14,7 +14,7 @@ from .. import limits
 from ..errors import InvalidInput
 from ..ir.graph import Graph, Node, Value
 from ..operators.microsoft.few_bits import TABLES
-from ..passes.model import ModelEditor, in_function, source
+from ..passes.model import ModelEditor, in_function
 from ..proto import tensor_data
 from ..proto.load import ModelSource, embed, load_model
 from ..proto.messages import imported, unlist_weights
@@ -93,7 +93,7 @@ def quantize_weights(
     for i, node in enumerate(nodes):
         reason = work.quantize(node) if i in at else why_not(node, PRODUCTS, chosen)
         count += not reason
-        reasons |= dict.fromkeys((source(v).name for v in node.inputs if v is not None) if reason else (), reason)
+        reasons |= dict.fromkeys((v.original.name for v in node.inputs if v is not None) if reason else (), reason)
     if not count:
         kinds = ", ".join(sorted(chosen)) or "none"
         what = f"the model has no weights to quantize: constant float32 matrices of these operators ({kinds}), not excluded"
@@ -122,12 +122,12 @@ class _FewBits:
         if not node.plain or (node.is_("Gemm") and (node.get("alpha", 1.0), node.get("transA", 0)) != (1.0, 0)):
             return "the Gemm has alpha or transA"
         read, flipped = node.input(1), bool(node.is_("Gemm") and node.get("transB", 0))
-        value = None if read is None else source(read)
+        value = None if read is None else read.original
         while value is not None and (maker := value.producer) is not None and maker.is_("Transpose"):
             if maker.get("perm", (1, 0)) != (1, 0):
                 return "its Transpose keeps the order of the axes"
             x, flipped = maker.input(0), not flipped
-            value = None if x is None else source(x)
+            value = None if x is None else x.original
         graph = None if value is None else value.graph
         main = self.editor.main
         if (
@@ -150,7 +150,7 @@ class _FewBits:
             return f"it is not the constant float matrix of {node.op_type}"
         if (value, flipped) not in self.made:
             self.made[value, flipped] = self._stored(graph, value.name, tensor, flipped)
-        self.replaced.append(source(read))
+        self.replaced.append(read.original)
         self._replace(node, *self.made[value, flipped])
         return ""
 
@@ -220,7 +220,7 @@ class _FewBits:
                 x = maker.input(0) if maker is not None and maker.is_("Transpose") else None
                 if x is None:
                     break
-                value = source(x)
+                value = x.original
 
 
 def block_integers(w: np.ndarray, bits: int, block: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
