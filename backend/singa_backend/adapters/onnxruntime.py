@@ -55,22 +55,22 @@ def adapter_inputs(
     base, ties = None if any_base or not any(a.base for a in adapters) else base_digest(model, folder), joint_ties(adapters)
     result = with_head(model, Adapter({}, {}, "", ties), folder)
     editor = ModelEditor(result, folder)
-    known_weights = weights(editor)
+    every = weights(editor)
     for adapter in adapters:
         if type(adapter.settings.get("head")) is int:
             insert(model, adapter, folder=folder, inputs=True, any_base=any_base)  # raises for an adapter that does not fit
         else:
-            check_fit(editor, known_weights, adapter, base)
+            check_fit(editor, every, adapter, base)
         for name, change in adapter.changes.items():
             first = changes.setdefault(name, change)
             if first.a.shape[1:] != change.a.shape[1:]:
                 what = f"the adapters differ in the shape of the change of {name!r}: {first.a.shape} and {change.a.shape}"
                 raise InvalidInput(what, code="SX971", hint="merge one of them")
         values |= adapter.values
-    check_fit(editor, known_weights, Adapter(changes, {}, "", {}), None)
+    check_fit(editor, every, Adapter(changes, {}, "", {}), None)
     for i, (name, change) in enumerate(changes.items()):
         rank, groups = f"lora_rank_{i}", len(change.a) // change.b.shape[1]
-        one = Insertion(editor, known_weights[name], change, ranks=(rank, rank if groups == 1 else f"{rank}_of_group"))
+        one = Insertion(editor, every[name], change, ranks=(rank, rank if groups == 1 else f"{rank}_of_group"))
         one.add()
         _default(editor, one, (groups, 1) if change.a.ndim > 2 else (0, 0))
     for name, value in values.items():

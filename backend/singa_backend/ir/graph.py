@@ -93,11 +93,11 @@ class Value:
     @property
     def users(self) -> dict[Node, int]:
         """The nodes that read it, directly or in a body, each with the number of its places."""
-        found: dict[Node, int] = {}
+        counts: dict[Node, int] = {}
         for user, _ in self.uses:
             if isinstance(user, Node):
-                found[user] = found.get(user, 0) + 1
-        return found
+                counts[user] = counts.get(user, 0) + 1
+        return counts
 
     @property
     def readers(self) -> list[tuple[Node, Place]]:
@@ -234,14 +234,14 @@ class Node:
     @property
     def bodies(self) -> list[Graph]:
         """The graphs in the attributes."""
-        found: list[Graph] = []
+        graphs: list[Graph] = []
         for value in self.attributes.values():
             kind = type(value)
             if kind is Graph:
-                found.append(value)
+                graphs.append(value)
             elif kind is tuple and value and type(value[0]) is Graph:
-                found += value
-        return found
+                graphs += value
+        return graphs
 
     @property
     def graphs(self) -> list[Graph]:
@@ -263,8 +263,8 @@ class Node:
     @property
     def reads(self) -> list[Value]:
         """The values of its graph that it reads: its inputs, then those that its bodies capture."""
-        found = [v for v in self.inputs if v is not None]
-        return [*found, *self.captures.values()] if self.captures else found
+        inputs = [v for v in self.inputs if v is not None]
+        return [*inputs, *self.captures.values()] if self.captures else inputs
 
     @property
     def results(self) -> list[Value]:
@@ -321,15 +321,15 @@ class Node:
         Returns:
             A number, a tuple of numbers, a str, a Graph or a message.
         """
-        found = self.attributes.get(name)
-        if isinstance(found, AttributeProto):
-            value = helper.get_attribute_value(found)
-            if found.type in (AttributeProto.INTS, AttributeProto.FLOATS):
+        attribute = self.attributes.get(name)
+        if isinstance(attribute, AttributeProto):
+            value = helper.get_attribute_value(attribute)
+            if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS):
                 return tuple(value)
-            found = value
-        if found is None:
+            attribute = value
+        if attribute is None:
             return default
-        return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+        return attribute.decode("utf-8", "replace") if isinstance(attribute, bytes) else attribute
 
     def set(self, **attributes: Any) -> None:
         """Set attributes as messages of a file.
@@ -394,11 +394,11 @@ class Node:
         Args:
             inputs: the values to read; None for an absent one.
         """
-        given = list(inputs)
-        while given and given[-1] is None and not self.bodies:
-            given.pop()
+        values = list(inputs)
+        while values and values[-1] is None and not self.bodies:
+            values.pop()
         before = self.inputs
-        self._exchange(given)
+        self._exchange(values)
         self._record(lambda: self._exchange(before))
 
     def _exchange(self, inputs: list[Value | None]) -> None:
@@ -530,8 +530,8 @@ class Graph:
     @property
     def values(self) -> dict[str, Value]:
         """The values by name: inputs, initializers, captured ones, and what nodes return."""
-        made = [o for node in self.nodes for o in node.outputs if o is not None]
-        return {v.name: v for v in (*self.inputs, *self.initializers.values(), *self.captured, *made)}
+        results = [o for node in self.nodes for o in node.outputs if o is not None]
+        return {v.name: v for v in (*self.inputs, *self.initializers.values(), *self.captured, *results)}
 
     # --- nodes in order
 
@@ -663,7 +663,7 @@ class Graph:
 
     def _is_sorted(self) -> bool:
         """Whether each node follows those that it needs; raises InvalidModel if two nodes return one value (SX102)."""
-        found = True
+        in_order = True
         for node in self.nodes:
             for o in node.outputs:
                 if o is not None and o.producer is not node:
@@ -671,8 +671,8 @@ class Graph:
             for v in node.reads:
                 maker = v.producer
                 if maker is not None and maker.position >= node.position and maker._graph is self.ref:
-                    found = False
-        return found
+                    in_order = False
+        return in_order
 
     def _arrange(self, nodes: Sequence[Node]) -> None:
         for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):
@@ -762,7 +762,7 @@ class Graph:
             values: the inputs.
         """
         before, self.run_order = (self.inputs, self.optional_inputs), None
-        self.inputs, self.optional_inputs = ([v for v in held if v not in values] for held in before)
+        self.inputs, self.optional_inputs = ([v for v in inputs if v not in values] for inputs in before)
         if self.journal is not None:
 
             def undo() -> None:
@@ -868,9 +868,9 @@ class Graph:
         for user, place in outer.uses:
             if user is owner and isinstance(place, Value) and place.graph is self:
                 return place
-        made = Value(outer.name, graph=self)
-        self._capture(made, outer)
-        return made
+        inner = Value(outer.name, graph=self)
+        self._capture(inner, outer)
+        return inner
 
     def _capture(self, inner: Value, outer: Value) -> None:
         owner = self.owner

@@ -96,8 +96,8 @@ def _update(proto: NodeProto, node: Node, graph: Graph) -> None:
     there, attributes = list(proto.attribute), list(node.attributes.values())
     if len(there) == len(attributes) and all(a is b for a, b in zip(there, attributes, strict=True)):
         return
-    known = {id(a) for a in there}
-    new = {name: a for name, a in node.attributes.items() if isinstance(a, AttributeProto) and id(a) not in known}
+    present = {id(a) for a in there}
+    new = {name: a for name, a in node.attributes.items() if isinstance(a, AttributeProto) and id(a) not in present}
     _arrange(proto.attribute, [a for a in there if a.name in node.attributes and a.name not in new])
     proto.attribute.extend(new.values())
 
@@ -125,8 +125,8 @@ def node_message(
 def _values(graph: Graph, proto: GraphProto) -> None:
     """Write the initializers, inputs and outputs of a graph."""
     place = {name: i for i, name in enumerate(graph.initializers)}
-    known = {id(t) for t in (*proto.initializer, *proto.sparse_initializer)}
-    new = {name: v for name, v in graph.initializers.items() if id(v.constant) not in known}
+    written = {id(t) for t in (*proto.initializer, *proto.sparse_initializer)}
+    new = {name: v for name, v in graph.initializers.items() if id(v.constant) not in written}
     for tensors, name_of in ((proto.initializer, _name), (proto.sparse_initializer, _sparse_name)):
         messages: Any = tensors
         _arrange(messages, [t for t in messages if name_of(t) in place and name_of(t) not in new])

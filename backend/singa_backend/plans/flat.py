@@ -112,20 +112,20 @@ def flat(
         captured: the captured values that are constant: a value with the constant, or the constant itself.
         copies: the copy of each value is added to it.
     """
-    made, held = ir.Graph(graph.name, graph.opsets), captured or {}
+    copy, constants = ir.Graph(graph.name, graph.opsets), captured or {}
     copies = {} if copies is None else copies
     for v in (*graph.inputs, *graph.captured):
-        if v in held:
-            copies[v] = held[v] if isinstance(held[v], ir.Value) else ir.Value(v.name, constant=held[v])
+        if v in constants:
+            copies[v] = constants[v] if isinstance(constants[v], ir.Value) else ir.Value(v.name, constant=constants[v])
         else:
-            copies[v] = made.add_input(ir.Value(v.name, declared=v.declared))
+            copies[v] = copy.add_input(ir.Value(v.name, declared=v.declared))
     inliner = Inliner(states)
     with without_collector():
         outputs = inliner.inline(graph, copies)
         for node in inliner.nodes:
-            made.append(node)
-    made.set_outputs(v for v in outputs if v is not None)
-    return made
+            copy.append(node)
+    copy.set_outputs(v for v in outputs if v is not None)
+    return copy
 
 
 def read_from(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
@@ -157,9 +157,9 @@ def scratch(
 @cache
 def versioned(domain: str, op_type: str, version: int | None = None) -> VersionedOperator:
     """An operator at a version; the newest by default."""
-    known = declarations[domain, op_type]
-    version = max(known) if version is None else version
-    return VersionedOperator(known[version], version)
+    versions = declarations[domain, op_type]
+    version = max(versions) if version is None else version
+    return VersionedOperator(versions[version], version)
 
 
 def call_of(
@@ -181,12 +181,12 @@ def call_of(
         **attributes: those that differ from the defaults.
     """
     operator, last = versioned(domain, op_type), origins[-1]
-    known = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
+    defaults = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
     return ir.Node(
         op_type,
         list(inputs),
         list(outputs) or [ir.Value()],
-        {**known, **attributes},
+        {**defaults, **attributes},
         domain,
         last.name,
         "",

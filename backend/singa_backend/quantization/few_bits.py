@@ -80,11 +80,11 @@ def quantize_weights(
         raise InvalidInput(f"symmetric is for integers; {form} has no zero points", code="SX397")
     chosen, patterns = checked_choice(PRODUCTS, operators, exclude, exclude_operators)
     proto, folder = load_model(model)
-    made = ModelProto()
-    made.CopyFrom(proto)
-    embed(made, folder)
-    unlist_weights(made)
-    editor = ModelEditor(made)
+    quantized = ModelProto()
+    quantized.CopyFrom(proto)
+    embed(quantized, folder)
+    unlist_weights(quantized)
+    editor = ModelEditor(quantized)
     work = _FewBits(editor, form, size, bool(symmetric))
     nodes = [node for graph in editor.main.walk() for node in graph.nodes]
     at = select(nodes, chosen, patterns)
@@ -100,12 +100,12 @@ def quantize_weights(
         raise InvalidInput(what, code="SX397")
     work.drop_unused()
     editor.write()
-    if MICROSOFT not in imported(made.opset_import):
-        made.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
-    made.producer_name = "sonnx"
+    if MICROSOFT not in imported(quantized.opset_import):
+        quantized.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    quantized.producer_name = "sonnx"
     if kept is not None:
         kept += float_weights(proto, editor.main, reasons)
-    return made
+    return quantized
 
 
 class _FewBits:
@@ -139,8 +139,8 @@ class _FewBits:
             or value in main.optional_inputs
         ):
             return "it is also an input, so a caller may replace it, or computed in a function"
-        found = self.editor.tensor(value)
-        tensor = found.get("value") if isinstance(found, Node) else found
+        constant = self.editor.tensor(value)
+        tensor = constant.get("value") if isinstance(constant, Node) else constant
         if (
             not isinstance(tensor, TensorProto)
             or tensor.data_type != TensorProto.FLOAT
