@@ -18,7 +18,6 @@ from ..errors import InvalidInput
 from ..ir.declaration import newest_declaration
 from ..passes import ModelEditor
 from ..passes.head import replace_head
-from ..passes.model import source
 from ..proto import tensor_data
 from .adapter import Adapter, LowRank, base_digest
 from .uses import CONVOLUTION, LOOKUP, Weight, by_default, passes_on, trace, weights
@@ -191,7 +190,7 @@ def _biases(editor: ModelEditor, chosen: Sequence[Weight], bias: str) -> list[st
                 declared = newest_declaration(node.domain, node.op_type) if node.plain else None
                 marks = declared.weights if declared is not None else {}
                 values = (node.input(i) for i, text in marks.items() if "bias" in text)
-                found |= dict.fromkeys(source(v).name for v in values if v is not None)
+                found |= dict.fromkeys(v.original.name for v in values if v is not None)
         found |= dict.fromkeys(u.bias for w in weights(editor).values() for u in w.uses if u.bias)
         found |= dict.fromkeys(n for n in editor.main.initializers if "bias" in n.lower())
     return [n for n in found if n and _floats(editor, n)]

@@ -18,7 +18,7 @@ from ..ir.graph import Node, Value
 from ..limits import Budget, current, spend
 from ..passes import ModelEditor
 from ..passes.head import replace_head
-from ..passes.model import opset, source
+from ..passes.model import opset
 from ..passes.values import constant_node
 from ..proto import tensor_data
 from ..proto.schemas import MICROSOFT
@@ -67,16 +67,18 @@ def insert(
         InvalidInput: the adapter does not fit the model (SX971).
         InvalidModel: the model cannot be edited.
     """
-    made = with_head(model, adapter, folder)
-    editor = ModelEditor(made, folder)
-    found = weights(editor)
-    check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
+    adapted = with_head(model, adapter, folder)
+    editor = ModelEditor(adapted, folder)
+    every = weights(editor)
+    check_fit(editor, every, adapter, None if any_base or not adapter.base else base_digest(model, folder))
     for name, value in adapter.values.items():
         _replace(editor, name, value)
     for name, change in adapter.changes.items():
-        _Inserted(editor, found[name], change, dropout, inputs).add()
+        grouped = every[name].main.kind == CONVOLUTION and every[name].main.group != 1
+        ranks = (len(change.a), change.b.shape[1]) if grouped else (RANK, RANK)
+        Insertion(editor, every[name], change, dropout, ranks if inputs else ()).add()
     editor.write()
-    return made
+    return adapted
 
 
 def factor_inputs(adapter: Adapter) -> dict[str, np.ndarray]:
@@ -88,11 +90,11 @@ def factor_inputs(adapter: Adapter) -> dict[str, np.ndarray]:
     Returns:
         A, and B times the scale, of each weight.
     """
-    found: dict[str, np.ndarray] = {}
+    inputs: dict[str, np.ndarray] = {}
     for name, change in adapter.changes.items():
         a, b = factor_names(name)
-        found[a], found[b] = change.a, (change.b.astype(np.float64) * change.scale).astype(change.b.dtype)
-    return found
+        inputs[a], inputs[b] = change.a, (change.b.astype(np.float64) * change.scale).astype(change.b.dtype)
+    return inputs
 
 
 def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, any_base: bool = False) -> ModelProto:
@@ -114,11 +116,11 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
             (SX974).
         InvalidModel: the model cannot be edited.
     """
-    made = with_head(model, adapter, folder)
-    editor = ModelEditor(made, folder)
-    found = weights(editor)
-    check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
-    quantized = [n for n in adapter.changes if found[n].main.origin.quantized]
+    merged = with_head(model, adapter, folder)
+    editor = ModelEditor(merged, folder)
+    every = weights(editor)
+    check_fit(editor, every, adapter, None if any_base or not adapter.base else base_digest(model, folder))
+    quantized = [n for n in adapter.changes if every[n].main.origin.quantized]
     if quantized:
         raise InvalidInput(
             f"cannot merge changes into quantized weights: {_listed(quantized)}",
@@ -126,7 +128,7 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
             hint="write factors next to the weights (`sonnx merge --form factors`, `insert`), or dequantize the model by "
             "`sonnx lower` before the training",
         )
-    whole = [n for n, c in adapter.changes.items() if found[n].main.kind == CONVOLUTION and c.a.shape[1] != found[n].main.inputs]
+    whole = [n for n, c in adapter.changes.items() if every[n].main.kind == CONVOLUTION and c.a.shape[1] != every[n].main.inputs]
     if whole:
         raise InvalidInput(
             f"cannot merge changes whose A has no groups into weights that have groups: {_listed(whole)}",
@@ -137,12 +139,12 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
         _replace(editor, name, value)
     editor.write()
     if adapter.values:  # a weight may be both replaced and changed
-        found = weights(ModelEditor(made, folder))
+        every = weights(ModelEditor(merged, folder))
     for name, change in adapter.changes.items():
-        origin = found[name].main.origin
+        origin = every[name].main.origin
         now = tensor_data.tensor(origin.tensor, folder)
         with np.errstate(over="ignore"):
-            new = (now.astype(np.float64) + origin_change(found[name], change)).astype(now.dtype)
+            new = (now.astype(np.float64) + origin_change(every[name], change)).astype(now.dtype)
         if wrong := int((np.isfinite(now) & ~np.isfinite(new)).sum()):
             dtype = dtypes.onnx_name(now.dtype)
             raise InvalidInput(
@@ -151,7 +153,7 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
                 hint="the factors or the scale of the adapter are too large, or not finite: `sonnx adapter` shows them",
             )
         origin.tensor.CopyFrom(numpy_helper.from_array(new, origin.tensor.name))
-    return made
+    return merged
 
 
 def with_head(model: ModelProto, adapter: Adapter, folder: Path | None) -> ModelProto:
@@ -159,16 +161,16 @@ def with_head(model: ModelProto, adapter: Adapter, folder: Path | None) -> Model
 
     The adapter has the values of the layer, so that the layer is at most as large as the largest of them.
     """
-    made = ModelProto()
-    made.CopyFrom(without_ties(model, adapter.settings, folder))
+    copy = ModelProto()
+    copy.CopyFrom(without_ties(model, adapter.settings, folder))
     head = adapter.settings.get("head")
     if type(head) is int:
         try:
             with within_values([v.shape for v in adapter.values.values()]):
-                replace_head(made, head, folder=folder)
+                replace_head(copy, head, folder=folder)
         except ResourceExhausted:
             raise InvalidInput(f"the adapter has no values for a last layer of {head} outputs", code="SX971") from None
-    return made
+    return copy
 
 
 def within_values(shapes: Iterable[Sequence[int]]) -> AbstractContextManager[Budget]:
@@ -188,14 +190,14 @@ def origin_change(weight: Weight, change: LowRank) -> np.ndarray:
     return use.origin.stored(product * change.scale)
 
 
-def check_fit(editor: ModelEditor, found: Mapping[str, Weight], adapter: Adapter, base: str | None) -> None:
+def check_fit(editor: ModelEditor, every: Mapping[str, Weight], adapter: Adapter, base: str | None) -> None:
     """Raise InvalidInput (SX971) unless a model has the weights of an adapter; `base` is its digest, None to accept any."""
     wrong: list[str] = []
     for name, change in adapter.changes.items():
-        if name not in found:
+        if name not in every:
             wrong.append(f"the model has no weight {name!r}")
             continue
-        use = found[name].main
+        use = every[name].main
         need, got = use.sizes(len(change.a)), (change.a.shape, change.b.shape)
         whole = (*need[0][:1], use.inputs * use.group, *need[0][2:])  # a convolution of PEFT has no groups in A
         if got not in (need, (whole, need[1])):
@@ -215,8 +217,8 @@ def check_fit(editor: ModelEditor, found: Mapping[str, Weight], adapter: Adapter
 
 def stored_shape(editor: ModelEditor, name: str) -> tuple[int, ...] | None:
     """The shape of an initializer, or of a Constant that may become one; None if there is none of this name."""
-    found = editor.stored(name)
-    return None if found is None else tuple(found[1].dims)
+    stored = editor.stored(name)
+    return None if stored is None else tuple(stored[1].dims)
 
 
 def _listed(names: list[str]) -> str:
@@ -225,35 +227,43 @@ def _listed(names: list[str]) -> str:
 
 def _replace(editor: ModelEditor, name: str, value: np.ndarray) -> None:
     """Set an initializer; a Constant node becomes one."""
-    found = editor.stored(name)
-    assert found is not None
-    editor.make_initializer(editor.main, found[0], _tensor(name, value))
+    stored = editor.stored(name)
+    assert stored is not None
+    editor.make_initializer(editor.main, stored[0], _tensor(name, value))
 
 
 def _tensor(name: str, value: np.ndarray) -> TensorProto:
     return numpy_helper.from_array(np.ascontiguousarray(value), name)
 
 
-class _Inserted:
-    """One change while it is added to all uses of its weight."""
+class Insertion:
+    """One change while it is added to all uses of its weight.
 
-    def __init__(self, editor: ModelEditor, weight: Weight, change: LowRank, dropout: float, inputs: bool) -> None:
+    Args:
+        editor: the model.
+        weight: the weight.
+        change: its factors.
+        dropout: the probability with which a training step drops elements of x before A.
+        ranks: the sizes of the ranks of A and B if these are inputs; empty if they are initializers.
+    """
+
+    def __init__(
+        self, editor: ModelEditor, weight: Weight, change: LowRank, dropout: float = 0.0, ranks: Sequence[int | str] = ()
+    ) -> None:
         self.editor, self.weight, self.change, self.dropout = editor, weight, change, dropout
-        first, second = factor_names(weight.name)
         factors: list[Value] = []
-        for name, array in ((first, change.a), (second, change.b)):
+        for i, (name, array) in enumerate(zip(factor_names(weight.name), (change.a, change.b), strict=True)):
             if name != editor.fresh(name):
                 raise InvalidInput(f"the model already has a value {name!r}", code="SX971", hint="merge its adapter first")
-            if inputs:
+            if ranks:
                 sizes: list[int | str] = list(array.shape)
-                if weight.main.kind != CONVOLUTION or weight.main.group == 1:
-                    sizes[0 if name == first else 1] = RANK
+                sizes[i] = ranks[i]
                 editor.model.graph.input.append(helper.make_tensor_value_info(name, dtypes.onnx_code(array.dtype), sizes))
                 factors.append(editor.main.add_input(Value(name)))
             else:
                 factors.append(editor.add_initializer(editor.main, name, _tensor(name, array)))
         self.a, self.b = factors
-        self.scale = 1.0 if inputs else float(change.scale)
+        self.scale = 1.0 if ranks else float(change.scale)
         self.dtype = dtypes.onnx_code(change.a.dtype)
         self.shared: dict[Value, Value] = {}
 
@@ -337,7 +347,7 @@ class _Inserted:
         """The last two axes of x exchanged, at any rank: a product of FusedMatMul with the unit matrix would be large."""
         rank = self.editor.rank(x)
         if rank is None:
-            what = f"the rank of {source(x).name!r}, which {use.node.title} transposes, is not known"
+            what = f"the rank of {x.original.name!r}, which {use.node.title} transposes, is not known"
             raise InvalidInput(f"cannot adapt {self.weight.name!r}: {what}", code="SX972")
         order = [*range(rank - 2), rank - 1, rank - 2]
         return self._add(use, "Transpose", x, perm=order) if rank > 1 else x

@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from ..errors import InvalidInput
 from ..io.places import StrPath
 from ..passes import ModelEditor
+from ..proto import tensor_data
 from .adapter import Adapter, LowRank, base_digest
 from .flat_file import FILE, read_parameters, write_parameters
-from .insert import check_fit, factor_inputs, factor_names, insert
+from .insert import Insertion, check_fit, factor_inputs, insert, with_head
 from .matching import Wanted, match
 from .modules import WEIGHT, ModuleParameter, Modules
-from .ties import UNTIED, Separation, joint_ties, without_ties
+from .ties import UNTIED, Separation, joint_ties
 from .uses import weights
 
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)[./]lora_(?P<part>[AB])(?:\.default)?(?:[./](?:weight|MatMul))?")
@@ -53,57 +53,56 @@ def adapter_inputs(
     changes: dict[str, LowRank] = {}
     values: dict[str, np.ndarray] = {}
     base, ties = None if any_base or not any(a.base for a in adapters) else base_digest(model, folder), joint_ties(adapters)
-    editor = ModelEditor(without_ties(model, ties, folder), folder)
-    found = weights(editor)
+    result = with_head(model, Adapter({}, {}, "", ties), folder)
+    editor = ModelEditor(result, folder)
+    every = weights(editor)
     for adapter in adapters:
         if type(adapter.settings.get("head")) is int:
             insert(model, adapter, folder=folder, inputs=True, any_base=any_base)  # raises for an adapter that does not fit
         else:
-            check_fit(editor, found, adapter, base)
+            check_fit(editor, every, adapter, base)
         for name, change in adapter.changes.items():
-            known = changes.setdefault(name, change)
-            if known.a.shape[1:] != change.a.shape[1:]:
-                what = f"the adapters differ in the shape of the change of {name!r}: {known.a.shape} and {change.a.shape}"
+            first = changes.setdefault(name, change)
+            if first.a.shape[1:] != change.a.shape[1:]:
+                what = f"the adapters differ in the shape of the change of {name!r}: {first.a.shape} and {change.a.shape}"
                 raise InvalidInput(what, code="SX971", hint="merge one of them")
         values |= adapter.values
-    made = insert(model, Adapter(changes, {}, "", ties), folder=folder, inputs=True)
-    if made.ir_version < 4:
-        made.ir_version = 4  # an initializer may be overridden since then
-    modules = Modules.of(made, folder)
+    check_fit(editor, every, Adapter(changes, {}, "", {}), None)
     for i, (name, change) in enumerate(changes.items()):
-        _default(made.graph, name, change, f"lora_rank_{i}")
+        rank, groups = f"lora_rank_{i}", len(change.a) // change.b.shape[1]
+        one = Insertion(editor, every[name], change, ranks=(rank, rank if groups == 1 else f"{rank}_of_group"))
+        one.add()
+        _default(editor, one, (groups, 1) if change.a.ndim > 2 else (0, 0))
     for name, value in values.items():
-        _listed(made, modules, name, value)
-    return made
+        _list(editor, name, value)
+    editor.write()
+    result.ir_version = max(result.ir_version, 4)  # an initializer may be overridden since then
+    return result
 
 
-def _default(graph: GraphProto, name: str, change: LowRank, rank: str) -> None:
-    """Add the initializers of a weight's factors, and name its rank."""
-    convolution = change.a.ndim > 2
-    group = len(change.a) // change.b.shape[1]
-    names = factor_names(name)
-    for entry in graph.input:
-        if entry.name in names:
-            at = 0 if entry.name == names[0] else 1
-            entry.type.tensor_type.shape.dim[at].dim_param = rank if at == 0 or group == 1 else f"{rank}_of_group"
-    for i, (factor, array) in enumerate(zip(names, (change.a, change.b), strict=True)):
+def _default(editor: ModelEditor, one: Insertion, ranks: Sequence[int]) -> None:
+    """Let the inputs of a weight's factors have initializers of zeros with these ranks."""
+    editor.main.remove_inputs((one.a, one.b))
+    for i, (factor, array) in enumerate(((one.a, one.change.a), (one.b, one.change.b))):
         shape = list(array.shape)
-        shape[i] = (group if i == 0 else 1) if convolution else 0
-        graph.initializer.append(numpy_helper.from_array(np.zeros(shape, array.dtype), factor))
+        shape[i] = ranks[i]
+        factor.constant = numpy_helper.from_array(np.zeros(shape, array.dtype), factor.name)
+        editor.main.add_input(editor.main.add_initializer(factor), optional=True)
 
 
-def _listed(model: ModelProto, modules: Modules, name: str, value: np.ndarray) -> None:
+def _list(editor: ModelEditor, name: str, value: np.ndarray) -> None:
     """List a tensor that adapters replace among the inputs."""
-    graph = model.graph
-    if modules.shape(name) != value.shape:
-        what = f"tensor {name!r} has shape {modules.shape(name)} in the model and {value.shape} in an adapter"
+    stored = editor.stored(name)
+    shape = None if stored is None else tuple(stored[1].dims)
+    if stored is None or shape != value.shape:
+        what = f"tensor {name!r} has shape {shape} in the model and {value.shape} in an adapter"
         raise InvalidInput(f"{what}: it cannot be an input", code="SX971", hint="merge this adapter")
-    if all(t.name != name for t in graph.initializer):
-        node = next(n for n in graph.node if name in n.output)
-        graph.initializer.append(numpy_helper.from_array(modules.array(name), name))
-        graph.node.remove(node)
-    if all(v.name != name for v in graph.input):
-        graph.input.append(helper.make_tensor_value_info(name, modules.tensors[name].data_type, value.shape))
+    main, (listed, tensor) = editor.main, stored
+    if listed.producer is not None:
+        array = tensor_data.tensor(tensor, editor.folder)
+        editor.make_initializer(main, listed, numpy_helper.from_array(array, name))
+    if listed not in main.optional_inputs:
+        main.add_input(listed, optional=True)
 
 
 def adapter_feeds(adapter: Adapter) -> dict[str, np.ndarray]:
@@ -155,9 +154,9 @@ def read_onnx_adapter(path: StrPath, model: ModelProto, *, folder: Path | None =
     pairs: dict[str, dict[str, np.ndarray]] = {}
     values: dict[str, np.ndarray] = {}
     for name, array in tensors.items():
-        found = _FACTOR.fullmatch(name)
-        if found is not None:
-            pairs.setdefault(found["path"], {})[found["part"]] = array
+        factor = _FACTOR.fullmatch(name)
+        if factor is not None:
+            pairs.setdefault(factor["path"], {})[factor["part"]] = array
         elif modules.shape(name) is not None:
             values[name] = array
         else:
@@ -195,13 +194,14 @@ def bound(model: ModelProto, tensors: Mapping[str, np.ndarray]) -> ModelProto:
     Returns:
         The new model.
     """
-    made = ModelProto()
-    made.CopyFrom(model)
-    graph = made.graph
-    repeated: Any
-    for repeated in (graph.input, graph.initializer):
-        kept = [entry for entry in repeated if entry.name not in tensors]
-        del repeated[:]
-        repeated.extend(kept)
-    graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in tensors.items())
-    return made
+    result = ModelProto()
+    result.CopyFrom(model)
+    editor = ModelEditor(result)
+    main, values = editor.main, editor.main.values
+    main.remove_inputs([values[name] for name in tensors])
+    main.remove_initializer(*(main.initializers[name] for name in tensors if name in main.initializers))
+    for name, array in tensors.items():
+        values[name].constant = numpy_helper.from_array(array, name)
+        main.add_initializer(values[name])
+    editor.write()
+    return result

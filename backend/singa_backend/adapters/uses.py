@@ -13,7 +13,7 @@ from onnx import TensorProto
 from .. import dtypes
 from ..ir.declaration import has_trait
 from ..ir.graph import Graph, Node, Value
-from ..passes.model import ModelEditor, in_function, source
+from ..passes.model import ModelEditor, in_function
 from ..proto.schemas import MICROSOFT, plain_domain
 
 RIGHT, LEFT, CONVOLUTION, LOOKUP, INSIDE = "right", "left", "convolution", "lookup", "inside"
@@ -230,7 +230,7 @@ def trace(editor: ModelEditor, value: Value | None) -> WeightOrigin | None:
     """The float weight that a value is a form of; None if it is another value."""
     moves: list[Node] = []
     while value is not None:
-        value = source(value)
+        value = value.original
         node = value.producer
         if value.graph is None or in_function(value.graph):
             return None
@@ -265,7 +265,7 @@ def moved_again(editor: ModelEditor, move: Node, value: Value, before: Node) -> 
     """What a node returns for another first input: the output of a copy before a node."""
     graph, result = before.graph, Value(editor.fresh(move.results[0].name))
     assert graph is not None
-    inputs = [value, *(None if v is None else graph.capture(source(v)) for v in move.inputs[1:])]
+    inputs = [value, *(None if v is None else graph.capture(v.original) for v in move.inputs[1:])]
     graph.insert(Node(move.op_type, inputs, [result], dict(move.attributes)), before)
     return result
 
@@ -375,7 +375,7 @@ def _few_bits(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
     """MatMulNBits and MatMulBnb4: the packed weight of K inputs and N outputs."""
     value, found, dtype = node.input(1), editor.tensor(node.input(1)), _dtype(editor, node.input(2))
     if isinstance(found, TensorProto) and value is not None and node.get("transB", 1):
-        origin = WeightOrigin(source(value), found, (), (tuple(found.dims),), dtype, True)
+        origin = WeightOrigin(value.original, found, (), (tuple(found.dims),), dtype, True)
         k, n = int(node.get("K", 0)), int(node.get("N", 0))
         yield WeightUse(RIGHT, node, 1, origin, k, n, True, **_bias(editor, node))
 
@@ -386,7 +386,7 @@ def _dynamic(editor: ModelEditor, node: Node) -> Iterator[WeightUse]:
     value, found = node.input(1), editor.tensor(node.input(1))
     if isinstance(found, TensorProto) and value is not None and len(found.dims) == 2:
         inputs, outputs = found.dims
-        origin = WeightOrigin(source(value), found, (), ((inputs, outputs),), _dtype(editor, node.input(2)), True)
+        origin = WeightOrigin(value.original, found, (), ((inputs, outputs),), _dtype(editor, node.input(2)), True)
         yield WeightUse(RIGHT, node, 1, origin, inputs, outputs, **_bias(editor, node))
 
 

@@ -171,9 +171,9 @@ def _in_training(graph: Graph) -> list[str]:
 
 def _is_true(value: Value | None) -> bool:
     """Whether a value is a constant that is true."""
-    if value is None or value.graph is None:
+    if value is None:
         return False
-    value = value.graph.source(value)
+    value = value.original
     node = value.producer
     constant = node.get("value") if node is not None and node.op_type == "Constant" else value.constant
     return constant is not None and bool(np.asarray(constant).any())

@@ -93,11 +93,11 @@ class Value:
     @property
     def users(self) -> dict[Node, int]:
         """The nodes that read it, directly or in a body, each with the number of its places."""
-        found: dict[Node, int] = {}
+        counts: dict[Node, int] = {}
         for user, _ in self.uses:
             if isinstance(user, Node):
-                found[user] = found.get(user, 0) + 1
-        return found
+                counts[user] = counts.get(user, 0) + 1
+        return counts
 
     @property
     def readers(self) -> list[tuple[Node, Place]]:
@@ -121,6 +121,14 @@ class Value:
             return False
         ((user, place),) = self.uses
         return isinstance(user, Node) and type(place) is int
+
+    @property
+    def original(self) -> Value:
+        """The value of a graph around this one that a captured value stands for; any other value itself."""
+        value, graph = self, self.graph
+        while graph is not None and graph.owner is not None and value in graph.owner.captures:
+            value, graph = graph.owner.captures[value], graph.owner.graph
+        return value
 
     def replace_all_uses_with(self, new: Value, *, outputs: bool = True) -> None:
         """Replace this value by another one wherever it is used.
@@ -226,14 +234,14 @@ class Node:
     @property
     def bodies(self) -> list[Graph]:
         """The graphs in the attributes."""
-        found: list[Graph] = []
+        graphs: list[Graph] = []
         for value in self.attributes.values():
             kind = type(value)
             if kind is Graph:
-                found.append(value)
+                graphs.append(value)
             elif kind is tuple and value and type(value[0]) is Graph:
-                found += value
-        return found
+                graphs += value
+        return graphs
 
     @property
     def graphs(self) -> list[Graph]:
@@ -261,8 +269,8 @@ class Node:
     @property
     def reads(self) -> list[Value]:
         """The values of its graph that it reads: its inputs, then those that its bodies capture."""
-        found = [v for v in self.inputs if v is not None]
-        return [*found, *self.captures.values()] if self.captures else found
+        inputs = [v for v in self.inputs if v is not None]
+        return [*inputs, *self.captures.values()] if self.captures else inputs
 
     @property
     def results(self) -> list[Value]:
@@ -285,20 +293,28 @@ class Node:
         """
         return self.inputs[i] if i < len(self.inputs) else None
 
-    def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
-        """Return a node that calls the same on other values; it shares the attributes and bodies, which capture the same values.
+    def copy(
+        self,
+        inputs: Iterable[Value | None],
+        outputs: Iterable[Value | None],
+        origins: tuple[Node, ...],
+        copies: Mapping[Value, Value] | None = None,
+    ) -> Node:
+        """Return a node that calls the same on other values; it shares the attributes and bodies.
 
         Args:
             inputs: the values that it reads.
             outputs: the values that it returns.
             origins: the nodes in whose place it is.
+            copies: the values that its bodies capture in place of others, by those; they capture the others as this node does.
 
         Returns:
             The node, which is in no graph.
         """
+        captures = {inner: (copies or {}).get(outer, outer) for inner, outer in self.captures.items()}
         return Node(
             self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.plain,
-            self.given, self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
+            self.given, self.operator, self.function, self.forward_graph, captures, None, origins, self.gradient,
         )  # fmt: skip
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -311,15 +327,15 @@ class Node:
         Returns:
             A number, a tuple of numbers, a str, a Graph or a message.
         """
-        found = self.attributes.get(name)
-        if isinstance(found, AttributeProto):
-            value = helper.get_attribute_value(found)
-            if found.type in (AttributeProto.INTS, AttributeProto.FLOATS):
+        attribute = self.attributes.get(name)
+        if isinstance(attribute, AttributeProto):
+            value = helper.get_attribute_value(attribute)
+            if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS):
                 return tuple(value)
-            found = value
-        if found is None:
+            attribute = value
+        if attribute is None:
             return default
-        return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+        return attribute.decode("utf-8", "replace") if isinstance(attribute, bytes) else attribute
 
     def set(self, **attributes: Any) -> None:
         """Set attributes as messages of a file.
@@ -384,11 +400,11 @@ class Node:
         Args:
             inputs: the values to read; None for an absent one.
         """
-        given = list(inputs)
-        while given and given[-1] is None and not self.bodies:
-            given.pop()
+        values = list(inputs)
+        while values and values[-1] is None and not self.bodies:
+            values.pop()
         before = self.inputs
-        self._exchange(given)
+        self._exchange(values)
         self._record(lambda: self._exchange(before))
 
     def _exchange(self, inputs: list[Value | None]) -> None:
@@ -518,8 +534,8 @@ class Graph:
     @property
     def values(self) -> dict[str, Value]:
         """The values by name: inputs, initializers, captured ones, and what nodes return."""
-        made = [o for node in self.nodes for o in node.outputs if o is not None]
-        return {v.name: v for v in (*self.inputs, *self.initializers.values(), *self.captured, *made)}
+        results = [o for node in self.nodes for o in node.outputs if o is not None]
+        return {v.name: v for v in (*self.inputs, *self.initializers.values(), *self.captured, *results)}
 
     # --- nodes in order
 
@@ -651,7 +667,7 @@ class Graph:
 
     def _is_sorted(self) -> bool:
         """Whether each node follows those that it needs; raises InvalidModel if two nodes return one value (SX102)."""
-        found = True
+        in_order = True
         for node in self.nodes:
             for o in node.outputs:
                 if o is not None and o.producer is not node:
@@ -659,8 +675,8 @@ class Graph:
             for v in node.reads:
                 maker = v.producer
                 if maker is not None and maker.position >= node.position and maker._graph is self.ref:
-                    found = False
-        return found
+                    in_order = False
+        return in_order
 
     def _arrange(self, nodes: Sequence[Node]) -> None:
         for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):
@@ -750,7 +766,7 @@ class Graph:
             values: the inputs.
         """
         before, self.run_order = (self.inputs, self.optional_inputs), None
-        self.inputs, self.optional_inputs = ([v for v in held if v not in values] for held in before)
+        self.inputs, self.optional_inputs = ([v for v in inputs if v not in values] for inputs in before)
         if self.journal is not None:
 
             def undo() -> None:
@@ -856,9 +872,9 @@ class Graph:
         for user, place in outer.uses:
             if user is owner and isinstance(place, Value) and place.graph is self:
                 return place
-        made = Value(outer.name, graph=self)
-        self._capture(made, outer)
-        return made
+        inner = Value(outer.name, graph=self)
+        self._capture(inner, outer)
+        return inner
 
     def _capture(self, inner: Value, outer: Value) -> None:
         owner = self.owner
@@ -889,20 +905,6 @@ class Graph:
                     continue
                 inner.replace_all_uses_with(same)
             self._release(inner)
-
-    def source(self, value: Value) -> Value:
-        """Return the value that a captured one stands for.
-
-        Args:
-            value: a value of this graph.
-
-        Returns:
-            The value, in whichever graph that is defined; any other value itself.
-        """
-        graph: Graph | None = self
-        while graph is not None and graph.owner is not None and value in graph.owner.captures:
-            value, graph = graph.owner.captures[value], graph.owner.graph
-        return value
 
     def drop_unused(self, values: Iterable[Value | None], keep: Collection[str] = ()) -> None:
         """Remove the producers of values that nothing uses, and the nodes before them that nothing uses then.

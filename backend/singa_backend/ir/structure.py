@@ -14,6 +14,7 @@ from typing import Any
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from ..errors import InvalidModel
+from ..proto.messages import TRAINING_GRADIENT
 from ..proto.schemas import plain_domain
 from .graph import Graph, Node, Value
 
@@ -106,13 +107,13 @@ class _Level:
 
     def value(self, name: str) -> Value:
         """The value of this graph that has a name here."""
-        found = self.values.get(name)
-        if found is None:
-            found = self.define(name)
-            self.graph.add_captured(found)
+        value = self.values.get(name)
+        if value is None:
+            value = self.define(name)
+            self.graph.add_captured(value)
             if self.outer is not None and self.graph.owner is not None:
-                self.graph.owner.captures[found] = self.outer.value(name)
-        return found
+                self.graph.owner.captures[value] = self.outer.value(name)
+        return value
 
     def _node(self, message: NodeProto) -> Node:
         domain, values = plain_domain(message.domain), self.values
@@ -130,6 +131,8 @@ class _Level:
                 node.attributes[a.name] = self._body(a.g, node) if a.HasField("g") else a
             if a.ref_attr_name:
                 node.plain = False
+        if (domain, message.op_type) == TRAINING_GRADIENT:
+            self._pin(node.get("y", ""))
         return node
 
     def _body(self, proto: GraphProto, owner: Node) -> Graph:
@@ -150,7 +153,7 @@ def hidden_name(graph: Graph, around: tuple[Collection[str], ...] = ()) -> str:
     if again:
         return min(again)
     around = (*around, own)
-    return next((found for n in graph.nodes for g in n.bodies if (found := hidden_name(g, around))), "")
+    return next((hidden for n in graph.nodes for g in n.bodies if (hidden := hidden_name(g, around))), "")
 
 
 def defined_values(graph: Graph) -> Iterator[Value]:

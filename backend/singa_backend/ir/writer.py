@@ -80,7 +80,7 @@ def value_names(values: Iterable[Value | None], graph: Graph) -> list[str]:
     """The names of values of a graph, "" for an absent one; a captured value has the name of what it stands for."""
     if graph.owner is None:
         return [v.name if v is not None else "" for v in values]
-    return [graph.source(v).name if v is not None else "" for v in values]
+    return [v.original.name if v is not None else "" for v in values]
 
 
 def _update(proto: NodeProto, node: Node, graph: Graph) -> None:
@@ -96,8 +96,8 @@ def _update(proto: NodeProto, node: Node, graph: Graph) -> None:
     there, attributes = list(proto.attribute), list(node.attributes.values())
     if len(there) == len(attributes) and all(a is b for a, b in zip(there, attributes, strict=True)):
         return
-    known = {id(a) for a in there}
-    new = {name: a for name, a in node.attributes.items() if isinstance(a, AttributeProto) and id(a) not in known}
+    present = {id(a) for a in there}
+    new = {name: a for name, a in node.attributes.items() if isinstance(a, AttributeProto) and id(a) not in present}
     _arrange(proto.attribute, [a for a in there if a.name in node.attributes and a.name not in new])
     proto.attribute.extend(new.values())
 
@@ -107,7 +107,7 @@ def node_message(
     body: Callable[[Graph], GraphProto] | None = None,
 ) -> NodeProto:  # fmt: skip
     """Create the message of a node; `attribute` and `body` return what it contains in place of a message or a graph."""
-    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
+    proto = NodeProto(op_type=node.op_type, domain=node.domain or None, name=node.name or None, overload=node.overload or None)
     graph = node.graph if graph is None else graph
     assert graph is not None
     proto.input.extend(value_names(node.inputs, graph))
@@ -125,8 +125,8 @@ def node_message(
 def _values(graph: Graph, proto: GraphProto) -> None:
     """Write the initializers, inputs and outputs of a graph."""
     place = {name: i for i, name in enumerate(graph.initializers)}
-    known = {id(t) for t in (*proto.initializer, *proto.sparse_initializer)}
-    new = {name: v for name, v in graph.initializers.items() if id(v.constant) not in known}
+    written = {id(t) for t in (*proto.initializer, *proto.sparse_initializer)}
+    new = {name: v for name, v in graph.initializers.items() if id(v.constant) not in written}
     for tensors, name_of in ((proto.initializer, _name), (proto.sparse_initializer, _sparse_name)):
         messages: Any = tensors
         _arrange(messages, [t for t in messages if name_of(t) in place and name_of(t) not in new])

@@ -19,7 +19,7 @@ from ..choices import FLOATS as FLOATS
 from ..errors import InvalidInput
 from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import opset_of, schema_version, schemas, type_strings
-from .model import ModelEditor, source
+from .model import ModelEditor
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
 """The dtypes that are changed: 8-bit floats are storage formats with separate scales."""
@@ -174,7 +174,7 @@ class _Change:
         """Add the dtypes that onnx's inference does not know: those that follow from schemas, attributes and subgraphs."""
         known = self.types
         for v, declared in zip((*_inputs(graph), *graph.outputs), (*graph.proto.input, *graph.proto.output), strict=True):
-            if source(v) is v:
+            if v.original is v:
                 known.setdefault(v, declared.type.tensor_type.elem_type)
         for node in graph.nodes:
             for key, attribute in node.attributes.items():
@@ -190,7 +190,7 @@ class _Change:
 
     def _any(self, value: Value | None) -> int:
         """The dtype of a value, also of one that does not change; 0 if it is not known."""
-        return 0 if value is None else self.types.get(source(value), 0)
+        return 0 if value is None else self.types.get(value.original, 0)
 
     def _implied(self, graph: Graph, node: Node, i: int) -> int:
         """The dtype of an output by the schema of its operator; 0 if it does not follow."""
@@ -239,12 +239,12 @@ class _Change:
         for graph in self.graphs:
             for node in graph.nodes:
                 for i, reads in enumerate(node.inputs):
-                    value = None if reads is None else source(reads)
+                    value = None if reads is None else reads.original
                     if value is not None and (isinstance(value.constant, TensorProto) or _is_constant(value.producer)):
                         floats = [t for t in self._allowed(graph, node, i) or () if _code(t) in WIDE]
                         alone = len(floats) == 1 or (not node.bodies and self.excluded(node))
                         (fixed if alone and not self._takes(graph, node, i) else free).add(value)
-            free.update(map(source, graph.outputs))
+            free.update(v.original for v in graph.outputs)
         return fixed - free
 
     def _node(self, graph: Graph, node: Node) -> None:
@@ -255,11 +255,11 @@ class _Change:
         inputs = list(node.inputs)
         for i, value in enumerate(inputs):
             was = self._type(value)
-            if value is None or not was or was == self.code or source(value) in self.kept or self._takes(graph, node, i):
+            if value is None or not was or was == self.code or value.original in self.kept or self._takes(graph, node, i):
                 continue
-            wide = self.wide.get(source(value))
+            wide = self.wide.get(value.original)
             if wide is None:
-                like = f"{source(value).name}_{_word(was)}"
+                like = f"{value.original.name}_{_word(was)}"
                 inputs[i] = self.editor.add(graph, "Cast", [value], before=node, like=like, to=was)
             else:
                 inputs[i] = graph.capture(wide)

@@ -9,7 +9,7 @@ from onnx import AttributeProto, TensorProto
 
 from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import plain_domain
-from .model import ModelEditor, source
+from .model import ModelEditor
 from .operator_facts import deterministic
 from .rewriter import ModelRewriter
 from .values import nbytes
@@ -55,7 +55,7 @@ def _key(rewriter: ModelRewriter, node: Node) -> Any:
             return None
         attributes.append((name, _bare(a)))
     present = tuple(bool(o) for o in node.outputs)
-    inputs = tuple(None if v is None else source(v) for v in node.inputs)
+    inputs = tuple(None if v is None else v.original for v in node.inputs)
     return node.domain, node.op_type, node.overload, inputs, tuple(attributes), present
 
 

@@ -16,7 +16,6 @@ from ..ir.declaration import has_trait, newest_declaration
 from ..ir.graph import Node, Value
 from ..rewriting.identity import drops_nothing
 from ..rewriting.transposes import compose, invert, permutation
-from .model import source
 from .operator_facts import axes_since, get_ints, inside, set_ints
 from .rewriter import ModelRewriter
 from .values import Type
@@ -327,7 +326,7 @@ def lay_out(rewriter: ModelRewriter, value: Value, p: Perm, before: Node) -> Val
     array = rewriter.constant(value, LARGEST)
     if array is not None:
         turned = array.reshape((1,) * (n - rank) + array.shape).transpose(inverse)
-        return editor.add_constant(graph, turned, source(value).name, editor.trains(array, value))
+        return editor.add_constant(graph, turned, value.original.name, editor.trains(array, value))
     axes = [k for k in range(n) if inverse[k] >= n - rank]  # axes of the result that come from axes of the value
     order = tuple(inverse[k] - (n - rank) for k in axes)
     maker = value.producer
@@ -338,7 +337,7 @@ def lay_out(rewriter: ModelRewriter, value: Value, p: Perm, before: Node) -> Val
     shape = editor.shape(value)
     if order != tuple(range(rank)):
         shape = None if shape is None else tuple(shape[i] for i in order)
-        value = editor.add(graph, "Transpose", [value], before=before, like=source(value).name, perm=order)
+        value = editor.add(graph, "Transpose", [value], before=before, like=value.original.name, perm=order)
         editor.types[value] = Type(dtype, shape)
     first = axes[0]
     ones = [k - first for k in range(first, n) if k not in axes]
@@ -348,7 +347,7 @@ def lay_out(rewriter: ModelRewriter, value: Value, p: Perm, before: Node) -> Val
     if full is not None:
         for k in ones:
             full.insert(k, 1)
-    value = editor.add(graph, "Unsqueeze", [value], before=before, like=source(value).name)
+    value = editor.add(graph, "Unsqueeze", [value], before=before, like=value.original.name)
     editor.types[value] = Type(dtype, None if full is None else tuple(full))
     if value.producer is not None:
         set_ints(rewriter, value.producer, "axes", 1, axes_since(value.producer), ones)

@@ -137,23 +137,23 @@ class ModelEditor:
         Returns:
             One sentence for each reason.
         """
-        found = []
+        reasons = []
         if self.model.training_info:
-            found.append("nothing is rewritten: the model's training_info refers to its names")
-        given = [v.name for v in self.main.optional_inputs] if self.ir_version >= 4 else []
-        if given:
-            found.append(
-                f"{len(given)} initializers are inputs too, which the caller may override: not constants ({given[0]!r}, ...)"
+            reasons.append("nothing is rewritten: the model's training_info refers to its names")
+        listed = [v.name for v in self.main.optional_inputs] if self.ir_version >= 4 else []
+        if listed:
+            reasons.append(
+                f"{len(listed)} initializers are inputs too, which the caller may override: not constants ({listed[0]!r}, ...)"
             )
         for top in self.tops:
             hidden = hidden_name(top)
             if hidden:
-                found.append(f"nothing is rewritten: a subgraph redefines {hidden!r}, which an outer graph defines")
+                reasons.append(f"nothing is rewritten: a subgraph redefines {hidden!r}, which an outer graph defines")
             if _differentiates(top):
-                found.append(f"{top.name!r} is not rewritten: a Gradient in it refers to values by name")
+                reasons.append(f"{top.name!r} is not rewritten: a Gradient in it refers to values by name")
         if self._unanswered:
-            found.append(f"only declared types were known: {self._unanswered}")
-        return found
+            reasons.append(f"only declared types were known: {self._unanswered}")
+        return reasons
 
     def record(self) -> Journal:
         """Record all changes of the graphs from now on.
@@ -202,7 +202,7 @@ class ModelEditor:
         """
         if value is None:
             return Type()
-        value = source(value)
+        value = value.original
         constant = value.constant
         if value.producer is None and isinstance(constant, TensorProto):
             return Type(constant.data_type, tuple(constant.dims))
@@ -257,12 +257,12 @@ class ModelEditor:
         """
         if value is None:
             return None
-        value = source(value)
+        value = value.original
         node = value.producer
         if node is not None:
             return node if node.is_("Constant") else None
-        found = value.constant
-        return found if isinstance(found, TensorProto) and value not in self._overridable else None
+        constant = value.constant
+        return constant if isinstance(constant, TensorProto) and value not in self._overridable else None
 
     def is_constant(self, value: Value | None) -> bool:
         """Test whether a value is a constant.
@@ -284,11 +284,11 @@ class ModelEditor:
         Returns:
             The bytes; 0 if it is not a constant.
         """
-        found = self.tensor(value)
-        if isinstance(found, Node):
-            held = found.get("value")
-            found = held if isinstance(held, TensorProto) else None
-        return 0 if found is None else nbytes(found)
+        definition = self.tensor(value)
+        if isinstance(definition, Node):
+            tensor = definition.get("value")
+            definition = tensor if isinstance(tensor, TensorProto) else None
+        return 0 if definition is None else nbytes(definition)
 
     def constant(self, value: Value | None, most: int = 1 << 26) -> np.ndarray | None:
         """Read a constant.
@@ -300,11 +300,11 @@ class ModelEditor:
         Returns:
             The array; None if the value is not a constant, is larger, or cannot be read.
         """
-        found = self.tensor(value)
-        if found is None or self.constant_bytes(value) > most:
+        definition = self.tensor(value)
+        if definition is None or self.constant_bytes(value) > most:
             return None
         try:
-            return constant_value(found) if isinstance(found, Node) else tensor_data.tensor(found, self.folder)
+            return constant_value(definition) if isinstance(definition, Node) else tensor_data.tensor(definition, self.folder)
         except SonnxError:  # damaged, or external without its folder: not reported here
             return None
 
@@ -317,9 +317,9 @@ class ModelEditor:
         Returns:
             The initializer of this name, or a Constant that may become one, with its tensor; None if there is none.
         """
-        found = self.main.initializers.get(name)
-        if found is not None:
-            return (found, found.constant) if isinstance(found.constant, TensorProto) else None
+        initializer = self.main.initializers.get(name)
+        if initializer is not None:
+            return (initializer, initializer.constant) if isinstance(initializer.constant, TensorProto) else None
         node = next((n for n in self.main.named("Constant") if n.is_("Constant") and n.results[0].name == name), None)
         tensor = None if node is None else node.get("value")
         return (node.results[0], tensor) if node is not None and isinstance(tensor, TensorProto) else None
@@ -457,12 +457,6 @@ class ModelEditor:
         new.replace_all_uses_with(old)
         maker.return_(i, old)
         return True
-
-
-def source(value: Value) -> Value:
-    """The value that a captured one stands for; any other value itself."""
-    graph = value.graph
-    return value if graph is None or graph.owner is None else graph.source(value)
 
 
 def opset(graph: Graph) -> int:

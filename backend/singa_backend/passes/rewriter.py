@@ -19,7 +19,7 @@ from ..ir.writer import node_message
 from ..proto.schemas import opset_of, schema_version, schemas
 from ..rewriting.rewriter import MOST, Rewriter
 from ..rewriting.types import Types
-from .model import ModelEditor, in_function, opset, source
+from .model import ModelEditor, in_function, opset
 from .values import constant_node
 
 FEW = 1 << 16
@@ -52,15 +52,15 @@ class ModelTypes(Types):
         """The shape of a value; a size without a name has one that no other size has."""
         if value is None:
             return None
-        known = self.editor.shape(value)
-        if not self._inferred and (known is None or None in known):
+        declared = self.editor.shape(value)
+        if not self._inferred and (declared is None or None in declared):
             self.infer_again()
         own = self._shapes.get(value)
-        if known is None:
+        if declared is None:
             return own
-        inferred = own if own is not None and len(own) == len(known) else (None,) * len(known)
-        name = source(value).name
-        return tuple([_size(a, b, f"{i} of {name}") for i, (a, b) in enumerate(zip(known, inferred, strict=True))])
+        inferred = own if own is not None and len(own) == len(declared) else (None,) * len(declared)
+        name = value.original.name
+        return tuple([_size(a, b, f"{i} of {name}") for i, (a, b) in enumerate(zip(declared, inferred, strict=True))])
 
     def infer_again(self) -> None:
         """Infer the shapes of all values again."""
@@ -78,12 +78,12 @@ class ModelTypes(Types):
             array = self.editor.constant(value, 8 * SIZES)
             if array is None or array.dtype not in (np.int64, np.int32) or array.ndim > 1:
                 return None
-            found = array.tolist()
-            return found if isinstance(found, int) else tuple(found)
+            numbers = array.tolist()
+            return numbers if isinstance(numbers, int) else tuple(numbers)
         shape = self.editor.static(value)
         if kind.dtype != TensorProto.INT64 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
             return None
-        name = source(value).name
+        name = value.original.name
         return tuple(f"{name}[{i}]" for i in range(shape[0])) if shape else f"{name}[]"
 
 
@@ -133,10 +133,10 @@ class ModelRewriter(Rewriter):
 
     def attribute(self, node: Node, name: str, default: Any = None) -> Any:
         """An attribute; the default of its schema, or `default`, if the node has none."""
-        found = node.get(name)
-        if found is None:
-            found = _default(node.domain, node.op_type, self.version(node), name)
-        return default if found is None else found
+        setting = node.get(name)
+        if setting is None:
+            setting = _default(node.domain, node.op_type, self.version(node), name)
+        return default if setting is None else setting
 
     def runnable(self, node: Node) -> Node | None:
         """A node as the reader reads it; None for one with subgraphs."""
@@ -170,13 +170,13 @@ class ModelRewriter(Rewriter):
 
     def trains(self, value: Value | None) -> bool:
         """Whether a constant may train: if the editor has parameters, those of the file's constants; otherwise initializers."""
-        found, editor = self.editor.tensor(value), self.editor
-        if value is None or found is None:
+        definition, editor = self.editor.tensor(value), self.editor
+        if value is None or definition is None:
             return False
-        name = source(value).name
-        if editor.parameters is not None and (isinstance(found, Node) or name in editor.given):
+        name = value.original.name
+        if editor.parameters is not None and (isinstance(definition, Node) or name in editor.given):
             return name in editor.parameters
-        return not isinstance(found, Node)
+        return not isinstance(definition, Node)
 
     def ints(self, value: Value | None) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
@@ -191,9 +191,9 @@ class ModelRewriter(Rewriter):
         """The values of nodes that are sizes and known as numbers, with their contents; outputs keep their nodes."""
         self._types.infer_again()
         return [
-            (value, np.array(found, self.dtype(value) or np.int64))
-            for value, found in self._types.computed_sizes().items()
-            if is_known(found) and not value.is_output and value.is_used
+            (value, np.array(sizes, self.dtype(value) or np.int64))
+            for value, sizes in self._types.computed_sizes().items()
+            if is_known(sizes) and not value.is_output and value.is_used
         ]
 
     # --- changes
@@ -221,15 +221,15 @@ class ModelRewriter(Rewriter):
         **changes: Any,
     ) -> Node:
         """A node of the same operator on other inputs."""
-        made = self.call(node.op_type, inputs, origins, outputs)
-        made.attributes = dict(node.attributes)
-        made.set(**changes)
-        self._same_form.add(made)
-        return made
+        again = self.call(node.op_type, inputs, origins, outputs)
+        again.attributes = dict(node.attributes)
+        again.set(**changes)
+        self._same_form.add(again)
+        return again
 
     def add_constant(self, array: np.ndarray, *sources: Value | None, suffix: str = "") -> Value:
         """A new constant: an initializer, or a Constant node for floats that were computed from Constant nodes only."""
-        name = source(sources[0]).name + suffix if sources and sources[0] is not None else "constant"
+        name = sources[0].original.name + suffix if sources and sources[0] is not None else "constant"
         return self.editor.add_constant(self.graph, array, name, self.editor.trains(array, *sources))
 
     def scaled(self, weight: Value, factors: np.ndarray, *sources: Value | None) -> Value | None:
@@ -270,10 +270,10 @@ class ModelRewriter(Rewriter):
         here, newest = (schemas["", node.op_type][v] for v in (self.version(node), max(schemas["", node.op_type])))
         if here is newest:
             return True
-        known = [p.name for p in here.inputs]
+        names = [p.name for p in here.inputs]
         for i, parameter in enumerate(newest.inputs):
             value = node.input(i)
-            if value is None or parameter.name in known:
+            if value is None or parameter.name in names:
                 continue
             values = self.ints(value) if parameter.name in here.attributes else None
             if values is None:
@@ -312,8 +312,7 @@ class ModelRewriter(Rewriter):
         if not self.editor.bypass(node, new, node.outputs.index(old)):
             if node.op_type == "Identity" or not node.has_one_output or old.pinned:
                 return False
-            node.read([new])
-            node.change(op_type="Identity", attributes={}, outputs=[old])
+            return self.put(node, self.call("Identity", [new], [node], [old]))
         self.graph.drop_unused(before, self.kept)
         return True
 
@@ -328,8 +327,8 @@ def _meaning(name: str, opset: int) -> tuple[str, int]:
 @cache
 def _default(domain: str, op_type: str, version: int, name: str) -> Any:
     schema = schemas.get((domain, op_type), {}).get(version)
-    found = schema.attributes.get(name) if schema is not None else None
-    if found is None or not found.default_value.name:
+    attribute = schema.attributes.get(name) if schema is not None else None
+    if attribute is None or not attribute.default_value.name:
         return None
-    value = helper.get_attribute_value(found.default_value)
+    value = helper.get_attribute_value(attribute.default_value)
     return value.decode() if isinstance(value, bytes) else value

@@ -14,7 +14,6 @@ from ..ir.graph import Node, Value
 from ..ir.journal import Journal
 from ..rewriting.transposes import compose, permutation, transposes
 from .layouts import Moved, lay_out, movable, moved
-from .model import source
 from .operator_facts import set_ints
 from .rewriter import ModelRewriter
 from .values import Type
@@ -200,7 +199,7 @@ def _tidy(rewriter: ModelRewriter) -> int:
         if p == tuple(range(len(p))) and rewriter.editor.bypass(node, x):
             count += 1
             continue
-        first = known.setdefault((source(x), p), node)
+        first = known.setdefault((x.original, p), node)
         if first is not node and first in rewriter.graph and rewriter.editor.bypass(node, first.results[0]):
             count += 1
     return count

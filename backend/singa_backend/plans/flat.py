@@ -91,11 +91,10 @@ class Inliner:
                 continue
             copies |= {o: ir.Value(o.name) for o in node.results}
             outputs = [None if o is None else copies[o] for o in node.outputs]
-            made = node.copy(inputs, outputs, (not node.bodies and self._origins) or (node,))
             if not copies.keys() >= set(node.captures.values()):
                 raise NotFlat  # a body captures an input that the call of the function omits
-            made.captures = {inner: copies[outer] for inner, outer in node.captures.items()}
-            self.nodes.append(made)
+            origins = (not node.bodies and self._origins) or (node,)
+            self.nodes.append(node.copy(inputs, outputs, origins, copies))
         return [copies.get(v) for v in graph.outputs]
 
 
@@ -115,20 +114,20 @@ def flat(
         captured: the captured values that are constant: a value with the constant, or the constant itself.
         copies: the copy of each value is added to it.
     """
-    made, held = ir.Graph(graph.name, graph.opsets), captured or {}
+    copy, constants = ir.Graph(graph.name, graph.opsets), captured or {}
     copies = {} if copies is None else copies
     for v in (*graph.inputs, *graph.captured):
-        if v in held:
-            copies[v] = held[v] if isinstance(held[v], ir.Value) else ir.Value(v.name, constant=held[v])
+        if v in constants:
+            copies[v] = constants[v] if isinstance(constants[v], ir.Value) else ir.Value(v.name, constant=constants[v])
         else:
-            copies[v] = made.add_input(ir.Value(v.name, declared=v.declared))
+            copies[v] = copy.add_input(ir.Value(v.name, declared=v.declared))
     inliner = Inliner(states)
     with without_collector():
         outputs = inliner.inline(graph, copies)
         for node in inliner.nodes:
-            made.append(node)
-    made.set_outputs(v for v in outputs if v is not None)
-    return made
+            copy.append(node)
+    copy.set_outputs(v for v in outputs if v is not None)
+    return copy
 
 
 def read_from(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
@@ -141,9 +140,9 @@ def read_from(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
 @cache
 def versioned(domain: str, op_type: str, version: int | None = None) -> VersionedOperator:
     """An operator at a version; the newest by default."""
-    known = declarations[domain, op_type]
-    version = max(known) if version is None else version
-    return VersionedOperator(known[version], version)
+    versions = declarations[domain, op_type]
+    version = max(versions) if version is None else version
+    return VersionedOperator(versions[version], version)
 
 
 def call_of(
@@ -165,12 +164,12 @@ def call_of(
         **attributes: those that differ from the defaults.
     """
     operator, last = versioned(domain, op_type), origins[-1]
-    known = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
+    defaults = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
     return ir.Node(
         op_type,
         list(inputs),
         list(outputs) or [ir.Value()],
-        {**known, **attributes},
+        {**defaults, **attributes},
         domain,
         last.name,
         "",
@@ -186,7 +185,7 @@ def origins_of(nodes: Sequence[ir.Node]) -> tuple[ir.Node, ...]:
     return tuple(dict.fromkeys(n for node in nodes for n in node.origins))
 
 
-def source(node: ir.Node) -> ir.Node:
+def model_node(node: ir.Node) -> ir.Node:
     """The node of the model that a node is a copy of; the node itself if a pass has made it."""
     return node.origins[0] if len(node.origins) == 1 and node.origins[0].attributes is node.attributes else node
 

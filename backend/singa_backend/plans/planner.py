@@ -27,7 +27,7 @@ from ..kernels.values import Value
 from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
 from .exchanges import exchanges, only_sent
-from .flat import NotFlat, Roles, flat, source
+from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .recompute import Homes, Recomputing
@@ -610,7 +610,7 @@ class Planner:
                 self.latest = None
                 budget.restart()
             except Mismatch as found:
-                self.dynamic.add(source(found.call))
+                self.dynamic.add(model_node(found.call))
                 self.plans.pop(key, None)
                 self.latest = None
             except ResourceExhausted as error:

@@ -435,9 +435,7 @@ def _clone(call: ir.Node, names: dict[ir.Value, ir.Value], homes: Homes) -> ir.N
 
 
 def _renamed(call: ir.Node, names: dict[ir.Value, ir.Value]) -> ir.Node:
-    made = call.copy([None if i is None else names.get(i, i) for i in call.inputs], call.outputs, call.origins)
-    made.captures = {inner: names.get(outer, outer) for inner, outer in call.captures.items()}
-    return made
+    return call.copy([None if i is None else names.get(i, i) for i in call.inputs], call.outputs, call.origins, names)
 
 
 def _omit_unread(calls: Sequence[ir.Node], outputs: Iterable[ir.Value], new: Collection[ir.Value]) -> None:

@@ -9,12 +9,13 @@ from statistics import median_low
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, helper
 
 from ..backend import SingaBackend
 from ..comparison.difference import difference
+from ..ir.graph import Graph, Node, Place, Value, producer
+from ..passes.model import ModelEditor
 from ..proto.load import ModelSource, embed, load_model
-from ..proto.messages import FreshNames, names
 from .calibration import Batches, Data, Observed
 from .graph import FLOAT
 
@@ -113,31 +114,32 @@ def quantization_errors(
         InvalidInput: the data are not usable (SX396).
     """
     ours, theirs = _loaded(model), _loaded(quantized)
-    pairs = matched(ours, theirs)
-    made = {o: n for n in ours.graph.node for o in n.output if o}
-    position = {o: i for i, n in enumerate(ours.graph.node) for o in n.output}
+    main = ModelEditor(ours).main
+    pairs = matched(main, ModelEditor(theirs).main)
     batches = Batches(data, SingaBackend.prepare(ours).inputs, batch_size)
     one, two = Observed(ours, list(pairs)), Observed(theirs, list(pairs.values()))
     whole: dict[str, _Sums] = {}
     alone: dict[str, _Sums] = {}
     cut: SeparateNodes | None = None
     for feeds in batches if pairs else ():
-        found, rounded = one.run(feeds), two.run(feeds)
-        exact = {n: x for n, x in found.items() if isinstance(x, np.ndarray) and x.dtype == np.float32}
+        rounded = two.run(feeds)
+        exact = {n: x for n, x in one.run(feeds).items() if isinstance(x, np.ndarray) and x.dtype == np.float32}
         cut = cut or SeparateNodes(theirs, pairs, exact)
         own = cut.run({**feeds, **exact})
         for name, x in exact.items():
             whole.setdefault(name, _Sums()).add(x, rounded[pairs[name]])
             alone.setdefault(name, _Sums()).add(x, own[name])
-    outputs = {v.name for v in ours.graph.output}
-    titles = {n: made[n].name or f"{made[n].op_type}_{position[n]}" for n in whole if whole[n].size}
-    rows = []
-    for name in sorted(titles, key=position.__getitem__):
-        s, node = whole[name], made[name]
-        sources = list(dict.fromkeys(titles[n] for n in node.input if n in titles))
-        alone_snr, mean = alone[name].snr, s.total / s.size
-        rows.append(ErrorRow(titles[name], node.op_type, name, s.snr, alone_snr, s.most, mean, s.size, name in outputs, sources))
-    return rows
+    rows: dict[Value, ErrorRow] = {}
+    for i, node in enumerate(main.nodes):
+        for value in node.results:
+            name, sums = value.name, whole.get(value.name)
+            if sums is not None and sums.size:
+                sources = list(dict.fromkeys(rows[v].node for v in node.inputs if v is not None and v in rows))
+                rows[value] = ErrorRow(
+                    node.name or f"{node.op_type}_{i}", node.op_type, name, sums.snr, alone[name].snr, sums.most,
+                    sums.total / sums.size, sums.size, value in main.outputs, sources,
+                )  # fmt: skip
+    return list(rows.values())
 
 
 class SeparateNodes:
@@ -155,70 +157,67 @@ class SeparateNodes:
     def __init__(self, quantized: ModelProto, pairs: Mapping[str, str], floats: Collection[str]) -> None:
         self.model = ModelProto()
         self.model.CopyFrom(quantized)
-        graph = self.model.graph
-        fresh = FreshNames(names(graph) | {n.name for n in graph.node})
-        made = {o: n for n in graph.node for o in n.output}
+        editor = ModelEditor(self.model)
+        main, values, fresh = editor.main, editor.main.values, editor.fresh
         self.inputs: dict[str, str] = {}
         """The names in the float model by the inputs of the cut model."""
         self.outputs: dict[str, str] = {}
         """The outputs of the cut model by the names in the float model."""
-        readers: dict[str, list[tuple[NodeProto, int]]] = {}
-        for node in graph.node:
-            for k, n in enumerate(node.input):
-                readers.setdefault(n, []).append((node, k))
         for name in floats:
-            result = pairs[name]
-            back = made[result]
-            quantize = made.get(back.input[0]) if back.op_type == "DequantizeLinear" else None
-            if quantize is not None and quantize.op_type == "QuantizeLinear":
-                again, integers, result = NodeProto(), fresh.new(f"{name}_integers"), fresh.new(f"{name}_apart")
-                again.CopyFrom(quantize)
-                again.name, again.output[0] = fresh.new(f"{name}_again"), integers
-                graph.node.append(again)
-                parts = [integers, *back.input[1:]]
-                graph.node.append(helper.make_node("DequantizeLinear", parts, [result], fresh.new(f"{name}_back")))
-                graph.node[-1].attribute.extend(back.attribute)
+            result = values[pairs[name]]
+            back = result.producer
+            quantize = producer(back.input(0)) if back is not None and back.op_type == "DequantizeLinear" else None
+            places: list[tuple[Node, Place]] = [(user, place) for user, place in result.readers if type(place) is int]
+            if back is not None and quantize is not None and quantize.op_type == "QuantizeLinear":
+                integers, result = Value(fresh(f"{name}_integers")), Value(fresh(f"{name}_apart"))
+                for node, inputs, output, wish in (
+                    (quantize, quantize.inputs, integers, f"{name}_again"),
+                    (back, [integers, *back.inputs[1:]], result, f"{name}_back"),
+                ):
+                    again = node.copy(inputs, [output], ())
+                    again.name = fresh(wish)
+                    main.append(again)
                 places = [(quantize, 0)]
-            else:
-                places = readers.get(result, [])
-            self.outputs[name] = result
+            self.outputs[name] = result.name
             if places:
-                given = fresh.new(f"{name}_exact")
-                self.inputs[given] = name
-                for node, k in places:
-                    node.input[k] = given
-        graph.input.extend(helper.make_tensor_value_info(n, FLOAT, None) for n in self.inputs)
+                exact = main.add_input(Value(fresh(f"{name}_exact")))
+                self.inputs[exact.name] = name
+                for user, place in places:
+                    user.put(place, exact)
+        self.model.graph.input.extend(helper.make_tensor_value_info(n, FLOAT, None) for n in self.inputs)
+        editor.write()
         self._observed: Observed | None = None
 
     def run(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The values by their names in the float model, from the inputs and the values of the float model by name."""
         if self._observed is None:
-            self._given = [v.name for v in self.model.graph.input]
             self._observed = Observed(self.model, list(self.outputs.values()))
-        found = self._observed.run({n: values[self.inputs.get(n, n)] for n in self._given if self.inputs.get(n, n) in values})
-        return {name: found[result] for name, result in self.outputs.items()}
+        sources = {v.name: self.inputs.get(v.name, v.name) for v in self.model.graph.input}
+        results = self._observed.run({name: values[source] for name, source in sources.items() if source in values})
+        return {name: results[result] for name, result in self.outputs.items()}
 
 
 def _loaded(model: ModelSource) -> ModelProto:
     proto, folder = load_model(model)
-    made = ModelProto()
-    made.CopyFrom(proto)
-    embed(made, folder)
-    return made
+    loaded = ModelProto()
+    loaded.CopyFrom(proto)
+    embed(loaded, folder)
+    return loaded
 
 
-def matched(ours: ModelProto, theirs: ModelProto) -> dict[str, str]:
+def matched(ours: Graph, theirs: Graph) -> dict[str, str]:
     """Names in the float model, each with the name in the quantized model of the value after its quantization."""
-    made = {o: n.op_type for n in ours.graph.node for o in n.output}
-    values = {o: n.op_type for n in theirs.graph.node for o in n.output}
-    integers = {n.output[0]: n.input[0] for n in theirs.graph.node if n.op_type == "QuantizeLinear"}
-    found = {}
-    for node in theirs.graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in integers:
-            for name in (node.output[0], integers[node.input[0]]):
-                if name in made and made[name] not in _FORMS:
-                    found[name] = node.output[0]
+    values, others = ours.values, theirs.values
+    pairs: dict[str, str] = {}
+    for node in theirs.nodes:
+        quantize = producer(node.input(0)) if node.op_type == "DequantizeLinear" else None
+        if quantize is not None and quantize.op_type == "QuantizeLinear":
+            for value in (node.results[0], quantize.inputs[0]):
+                maker = None if value is None else producer(values.get(value.name))
+                if value is not None and maker is not None and maker.op_type not in _FORMS:
+                    pairs[value.name] = node.results[0].name
                     break
-    changed = [n for n, operator in made.items() if n not in found and values.get(n, operator) != operator]
-    kept = [v.name for v in ours.graph.output if v.name in made and v.name in values]
-    return found | {n: n for n in (*changed, *kept) if n not in found}
+    makers = [(o, node, producer(others.get(o.name))) for node in ours.nodes for o in node.results]
+    changed = [o.name for o, node, other in makers if other is not None and other.op_type != node.op_type]
+    kept = [o.name for o in ours.outputs if o.producer is not None and producer(others.get(o.name)) is not None]
+    return pairs | {n: n for n in (*changed, *kept) if n not in pairs}

@@ -111,12 +111,12 @@ def _checked(value: Value, array: np.ndarray) -> np.ndarray:
 
 def with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
     """A copy of a model whose only outputs are these values."""
-    made = ModelProto()
-    made.CopyFrom(model)
-    known = {v.name: v for v in model.graph.output}
-    del made.graph.output[:]
-    made.graph.output.extend(known.get(n) or ValueInfoProto(name=n) for n in names)
-    return made
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    declared = {v.name: v for v in model.graph.output}
+    del changed.graph.output[:]
+    changed.graph.output.extend(declared.get(n) or ValueInfoProto(name=n) for n in names)
+    return changed
 
 
 class Observed:
@@ -188,10 +188,10 @@ def ranges(
             span = spans[name]
             most: Any = np.float32(max(abs(span.low), abs(span.high)))
             if method == "entropy":
-                found, marks = np.histogram(x.reshape(-1), bins or ENTROPY_STEPS, range=(-most, most))
+                part, marks = np.histogram(x.reshape(-1), bins or ENTROPY_STEPS, range=(-most, most))
             else:
-                found, marks = np.histogram(np.abs(x).reshape(-1), bins or PERCENTILE_BINS, range=(span.smallest, most))
-            counts[name] = counts.get(name, 0) + found
+                part, marks = np.histogram(np.abs(x).reshape(-1), bins or PERCENTILE_BINS, range=(span.smallest, most))
+            counts[name] = counts.get(name, 0) + part
             edges[name] = marks.astype(np.float32)
     thresholds = {}
     for name, span in spans.items():
@@ -246,6 +246,6 @@ def _smooth(counts: np.ndarray, least: float = 0.0001) -> np.ndarray | None:
     if not used:
         return None
     taken = least * float(zeros.sum()) / used
-    found = counts.astype(np.float32)
-    found += np.float32(least) * zeros - np.float32(taken) * (1 - zeros)
-    return found
+    smooth = counts.astype(np.float32)
+    smooth += np.float32(least) * zeros - np.float32(taken) * (1 - zeros)
+    return smooth

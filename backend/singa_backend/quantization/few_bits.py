@@ -14,7 +14,7 @@ from .. import limits
 from ..errors import InvalidInput
 from ..ir.graph import Graph, Node, Value
 from ..operators.microsoft.few_bits import TABLES
-from ..passes.model import ModelEditor, in_function, source
+from ..passes.model import ModelEditor, in_function
 from ..proto import tensor_data
 from ..proto.load import ModelSource, embed, load_model
 from ..proto.messages import imported, unlist_weights
@@ -80,11 +80,11 @@ def quantize_weights(
         raise InvalidInput(f"symmetric is for integers; {form} has no zero points", code="SX397")
     chosen, patterns = checked_choice(PRODUCTS, operators, exclude, exclude_operators)
     proto, folder = load_model(model)
-    made = ModelProto()
-    made.CopyFrom(proto)
-    embed(made, folder)
-    unlist_weights(made)
-    editor = ModelEditor(made)
+    quantized = ModelProto()
+    quantized.CopyFrom(proto)
+    embed(quantized, folder)
+    unlist_weights(quantized)
+    editor = ModelEditor(quantized)
     work = _FewBits(editor, form, size, bool(symmetric))
     nodes = [node for graph in editor.main.walk() for node in graph.nodes]
     at = select(nodes, chosen, patterns)
@@ -93,19 +93,19 @@ def quantize_weights(
     for i, node in enumerate(nodes):
         reason = work.quantize(node) if i in at else why_not(node, PRODUCTS, chosen)
         count += not reason
-        reasons |= dict.fromkeys((source(v).name for v in node.inputs if v is not None) if reason else (), reason)
+        reasons |= dict.fromkeys((v.original.name for v in node.inputs if v is not None) if reason else (), reason)
     if not count:
         kinds = ", ".join(sorted(chosen)) or "none"
         what = f"the model has no weights to quantize: constant float32 matrices of these operators ({kinds}), not excluded"
         raise InvalidInput(what, code="SX397")
     work.drop_unused()
     editor.write()
-    if MICROSOFT not in imported(made.opset_import):
-        made.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
-    made.producer_name = "sonnx"
+    if MICROSOFT not in imported(quantized.opset_import):
+        quantized.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    quantized.producer_name = "sonnx"
     if kept is not None:
-        kept += float_weights(proto, made, reasons)
-    return made
+        kept += float_weights(proto, editor.main, reasons)
+    return quantized
 
 
 class _FewBits:
@@ -122,12 +122,12 @@ class _FewBits:
         if not node.plain or (node.is_("Gemm") and (node.get("alpha", 1.0), node.get("transA", 0)) != (1.0, 0)):
             return "the Gemm has alpha or transA"
         read, flipped = node.input(1), bool(node.is_("Gemm") and node.get("transB", 0))
-        value = None if read is None else source(read)
+        value = None if read is None else read.original
         while value is not None and (maker := value.producer) is not None and maker.is_("Transpose"):
             if maker.get("perm", (1, 0)) != (1, 0):
                 return "its Transpose keeps the order of the axes"
             x, flipped = maker.input(0), not flipped
-            value = None if x is None else source(x)
+            value = None if x is None else x.original
         graph = None if value is None else value.graph
         main = self.editor.main
         if (
@@ -139,8 +139,8 @@ class _FewBits:
             or value in main.optional_inputs
         ):
             return "it is also an input, so a caller may replace it, or computed in a function"
-        found = self.editor.tensor(value)
-        tensor = found.get("value") if isinstance(found, Node) else found
+        constant = self.editor.tensor(value)
+        tensor = constant.get("value") if isinstance(constant, Node) else constant
         if (
             not isinstance(tensor, TensorProto)
             or tensor.data_type != TensorProto.FLOAT
@@ -150,7 +150,7 @@ class _FewBits:
             return f"it is not the constant float matrix of {node.op_type}"
         if (value, flipped) not in self.made:
             self.made[value, flipped] = self._stored(graph, value.name, tensor, flipped)
-        self.replaced.append(source(read))
+        self.replaced.append(read.original)
         self._replace(node, *self.made[value, flipped])
         return ""
 
@@ -220,7 +220,7 @@ class _FewBits:
                 x = maker.input(0) if maker is not None and maker.is_("Transpose") else None
                 if x is None:
                     break
-                value = source(x)
+                value = x.original
 
 
 def block_integers(w: np.ndarray, bits: int, block: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

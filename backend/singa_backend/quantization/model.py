@@ -91,35 +91,35 @@ def quantize(
     proto, folder = load_model(model)
     graph = _quantized(proto, folder, options, data, batch_size)
     if kept is not None:
-        kept += float_weights(proto, graph.model, graph.reasons)
-    return graph.model
+        kept += float_weights(proto, graph.main, graph.reasons)
+    return graph.editor.model
 
 
 def _quantized(
     proto: ModelProto, folder: Path | None, options: QuantizationOptions, data: Data | None, batch_size: int | None
 ) -> FloatGraph:
     """Quantize a copy of a model; returns its graph, which has the reasons of what stays float."""
-    made = ModelProto()
-    made.CopyFrom(proto)
-    embed(made, folder)
-    unlist_weights(made)
-    graph = FloatGraph(made)
+    quantized = ModelProto()
+    quantized.CopyFrom(proto)
+    embed(quantized, folder)
+    unlist_weights(quantized)
+    graph = FloatGraph(quantized)
     if data is None:
         graph.require_opset(11, "DynamicQuantizeLinear")
         touched = Dynamic(graph, options).run()
     else:
         per_channel = options.per_channel
         graph.require_opset(13 if per_channel else 10, "a scale for each channel" if per_channel else "QuantizeLinear")
-        batches = Batches(data, SingaBackend.prepare(made).inputs, batch_size)
-        chosen = options.chosen(made.graph.node)
-        used = (n for i in sorted(chosen) for n in (*made.graph.node[i].input, *made.graph.node[i].output))
-        constants = {t.name for t in made.graph.initializer}
-        names = [n for n in dict.fromkeys(used) if n and n not in constants]
-        found = ranges(made, names, batches, options.method, options.percentile, options.bins) if names else {}
-        touched = Static(graph, options, found).run()
+        batches = Batches(data, SingaBackend.prepare(quantized).inputs, batch_size)
+        nodes, constants = graph.main.nodes, graph.main.initializers
+        used = (v for i in sorted(options.chosen(nodes)) for v in (*nodes[i].inputs, *nodes[i].outputs))
+        values = {v.name: v for v in used if v is not None and v.name not in constants}
+        observed = ranges(quantized, [*values], batches, options.method, options.percentile, options.bins) if values else {}
+        touched = Static(graph, options, {values[name]: span for name, span in observed.items()}).run()
     if not touched:
         kinds = ", ".join(sorted(options.operators)) or "none"
         what = f"the model has no node to quantize: of these operators ({kinds}), on float32, and not excluded"
         raise InvalidInput(what, code="SX397")
-    made.producer_name = "sonnx"
+    graph.write()
+    quantized.producer_name = "sonnx"
     return graph

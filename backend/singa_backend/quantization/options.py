@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 
 from ..choices import FORMS as FORMS
 from ..choices import METHODS as METHODS
 from ..choices import QUANTIZED
 from ..errors import InvalidInput, did_you_mean
-from ..ir.graph import Node
-from ..ir.structure import node_title
-from ..proto.messages import graphs, names, reads
+from ..ir.graph import Graph, Node
+from ..proto.messages import names
 
 INTEGERS = {name: np.dtype(name) for name in QUANTIZED}
 """The dtypes of quantized values."""
@@ -57,7 +56,7 @@ class QuantizationOptions:
     operators: frozenset[str]
     exclude: tuple[re.Pattern[str], ...]
 
-    def chosen(self, nodes: Sequence[NodeProto]) -> set[int]:
+    def chosen(self, nodes: Sequence[Node]) -> set[int]:
         """The indices of the nodes to quantize.
 
         Raises:
@@ -87,38 +86,38 @@ class FloatWeight:
         return asdict(self)
 
 
-def float_weights(source: ModelProto, made: ModelProto, reasons: Mapping[str, str]) -> list[FloatWeight]:
+def float_weights(source: ModelProto, main: Graph, reasons: Mapping[str, str]) -> list[FloatWeight]:
     """List the weights of a model that its quantization leaves float, each with its reason.
 
     Args:
         source: the model before the quantization.
-        made: the quantized model.
+        main: the main graph of the quantized model.
         reasons: why a weight of the main graph stays, by its name.
 
     Returns:
         The float initializers with two axes or more that nodes read, also those in graphs of nodes.
     """
-    found, pending, there = list[FloatWeight](), [(made.graph, "")], names(source.graph)
-    listed = {v.name for v in made.graph.input}
+    weights, pending, before = list[FloatWeight](), [(main, "")], names(source.graph)
     while pending:
         graph, place = pending.pop(0)
-        pending += [(inner, f"it is in a graph of {node.op_type}") for node in graph.node for inner in graphs(node)]
-        used = {n for node in graph.node for n in reads(node)}
-        for tensor in graph.initializer:
-            code = tensor.data_type
-            if len(tensor.dims) > 1 and tensor.name in used & there and code in _FLOATS:
-                dtype = TensorProto.DataType.Name(code).lower()
-                reason = f"it is {dtype}, not float" if code != TensorProto.FLOAT else place or reasons.get(tensor.name, "")
-                if not place and tensor.name in listed:
+        pending += [(inner, f"it is in a graph of {node.op_type}") for node in graph.nodes for inner in node.bodies]
+        for name, value in graph.initializers.items():
+            tensor = value.constant
+            if not isinstance(tensor, TensorProto) or len(tensor.dims) < 2 or tensor.data_type not in _FLOATS:
+                continue
+            if name in before and value.users:
+                dtype = TensorProto.DataType.Name(tensor.data_type).lower()
+                reason = f"it is {dtype}, not float" if tensor.data_type != TensorProto.FLOAT else place or reasons.get(name, "")
+                if not place and value in graph.optional_inputs:
                     reason = "it is also an input, so a caller may replace it"
-                found.append(FloatWeight(tensor.name, tuple(tensor.dims), dtype, reason or "no node that is quantized reads it"))
-    return found
+                weights.append(FloatWeight(name, tuple(tensor.dims), dtype, reason or "no node that is quantized reads it"))
+    return weights
 
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def why_not(node: NodeProto | Node, known: Iterable[str], operators: Collection[str]) -> str:
+def why_not(node: Node, known: Iterable[str], operators: Collection[str]) -> str:
     """Tell why `select` leaves out a node.
 
     Args:
@@ -129,12 +128,12 @@ def why_not(node: NodeProto | Node, known: Iterable[str], operators: Collection[
     Returns:
         The reason, as a part of a sentence.
     """
-    if node.domain not in ("", "ai.onnx") or node.op_type not in known:
+    if node.domain or node.op_type not in known:
         return f"{node.op_type} is not quantized"
     return f"the node is excluded ({node.name or node.op_type})" if node.op_type in operators else f"{node.op_type} is excluded"
 
 
-def select(nodes: Sequence[NodeProto | Node], operators: Collection[str], exclude: Sequence[re.Pattern[str]]) -> set[int]:
+def select(nodes: Sequence[Node], operators: Collection[str], exclude: Sequence[re.Pattern[str]]) -> set[int]:
     """The indices of the nodes of these operators whose names match no pattern.
 
     Raises:
@@ -148,15 +147,12 @@ def select(nodes: Sequence[NodeProto | Node], operators: Collection[str], exclud
             hint = did_you_mean(pattern.pattern, [name for of in titles for name in of])
             raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none{hint}", code="SX397")
         excluded |= matching
-    return {
-        i for i, node in enumerate(nodes) if node.domain in ("", "ai.onnx") and node.op_type in operators and i not in excluded
-    }
+    return {i for i, node in enumerate(nodes) if not node.domain and node.op_type in operators and i not in excluded}
 
 
-def _names(node: NodeProto | Node, index: int) -> tuple[str, ...]:
+def _names(node: Node, index: int) -> tuple[str, ...]:
     """The name of a node; of one without a name, its operator with its position, and the title that messages have."""
-    outputs = [o.name for o in node.results] if isinstance(node, Node) else node.output
-    return (node.name,) if node.name else (f"{node.op_type}_{index}", node_title("", node.op_type, outputs))
+    return (node.name,) if node.name else (f"{node.op_type}_{index}", node.title)
 
 
 def checked(

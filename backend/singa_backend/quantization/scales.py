@@ -27,8 +27,8 @@ class Scheme:
         info = np.iinfo(self.zero.dtype)
         with np.errstate(over="ignore"):
             steps = np.round(x.astype(np.float32) / self.along(self.scale, x.ndim))
-        found = np.clip(steps + self.along(self.zero, x.ndim).astype(np.float32), info.min, info.max)
-        return np.asarray(found.astype(self.zero.dtype)).reshape(x.shape)
+        clipped = np.clip(steps + self.along(self.zero, x.ndim).astype(np.float32), info.min, info.max)
+        return np.asarray(clipped.astype(self.zero.dtype)).reshape(x.shape)
 
 
 def of_range(low: Any, high: Any, dtype: np.dtype[Any], symmetric: bool, reduced: bool = False) -> Scheme:

@@ -22,7 +22,7 @@ from ...kernels.table import Invalid
 from ...kernels.values import PlanStep, Value
 from ...runtime.executor import Visitor
 from ..bodies import SETTING, Given, has_body, rounds_once
-from ..flat import source
+from ..flat import model_node
 from ..fusion import fuse
 from ..updates import NotInPlace
 from .definitions import Definitions
@@ -129,7 +129,7 @@ class BodyTraces(Definitions):
 
     def _may_have_body(self, call: ir.Node, values: Sequence[Entry | None]) -> bool:
         """Whether a body may compute a call with these inputs, if the definition accepts them; the reason against it is noted."""
-        if not self.options.level or self.updates is not None or source(call) in self.dynamic or not has_body(call):
+        if not self.options.level or self.updates is not None or model_node(call) in self.dynamic or not has_body(call):
             return False
         if call in self.shared.kept or not all(v is None or isinstance(v, Value) for v in values):
             return False
@@ -151,7 +151,7 @@ class BodyTraces(Definitions):
         if key not in self.shared.bodies:
             self.shared.bodies[key] = self._fused(call, given)
         found = self.shared.bodies[key]
-        return None if found is None or any(source(c) in self.dynamic for c in found.nodes) else found
+        return None if found is None or any(model_node(c) in self.dynamic for c in found.nodes) else found
 
     def _fused(self, call: ir.Node, given: Sequence[Given | None]) -> ir.Graph | None:
         inner = ir.Graph()
@@ -181,7 +181,7 @@ class BodyTraces(Definitions):
         visitor = InputChecker(self.state.visitor, checks)
         arrays = [v.read() if isinstance(v, Value) else None for v in values]
         with self.budget.clock(runs=True):
-            results = visitor.visit(source(call), arrays, [])
+            results = visitor.visit(model_node(call), arrays, [])
         self.budget.left += 1  # counted with the call
         ranges = None if checks.reads else _ranges(checks.ranges, values, arrays)
         return ranges, None if call.operator.declaration.composes else results

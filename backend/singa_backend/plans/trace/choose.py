@@ -18,7 +18,7 @@ from ...kernels.onednn import OneDnnError
 from ...kernels.table import Follower, Kernel, Made, Refused, Site, kernels_of, worst
 from ...kernels.values import FINITE, NAN, Buffer, OpaqueValue, Value
 from ..contention import single_step
-from ..flat import has_kernel_only, origins_of, source
+from ..flat import has_kernel_only, model_node, origins_of
 from ..gradients import RefusedGradient
 from .bodies import BodyTraces
 from .definitions import flops_of
@@ -189,7 +189,7 @@ class Chooser(BodyTraces):
         if outputs is None:
             arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
             with self.budget.clock(runs=True):
-                outputs = self.state.visitor.visit(source(call), arrays, [])
+                outputs = self.state.visitor.visit(model_node(call), arrays, [])
             self.budget.left += 1  # counted below
             if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i is not None):
                 return self._loose(call, outputs)

@@ -14,7 +14,7 @@ from ...ir.declaration import has_trait
 from ...kernels.table import worst
 from ...kernels.values import FINITE, NAN, Bound, OpaqueValue, PlanStep, Value
 from ...kernels.work import flops
-from ..flat import source
+from ..flat import model_node
 from ..open.products import OpenProduct
 from ..updates import NotInPlace
 from .segment import Entry, Mismatch, RunState
@@ -53,7 +53,7 @@ class DefinitionStep:
 
     def compute(self) -> list[Any]:
         """The present results of the definition."""
-        node = source(self.call)
+        node = model_node(self.call)
         frame = {node.captures[inner].slot: _content(entry) for inner, entry in self.captured}
         values = [None if e is None else _content(e) for e in self.inputs]
         with self.state.visitor.budget.clock(runs=True):
@@ -62,7 +62,7 @@ class DefinitionStep:
     def bind(self) -> Bound:
         """The call of a run."""
         state, call, bodies, product, placed = self.state, self.call, self.bodies, self.product, self.placed()
-        node = source(call)
+        node = model_node(call)
         sources = [e.array if isinstance(e, Value) else e for e in self.inputs]
         targets = [t.array if isinstance(t, Value) else t for t in self.outputs]
         is_fixed = not any(isinstance(s, OpaqueValue) for s in sources)
@@ -104,9 +104,9 @@ class Definitions(TraceValues):
         if self.updates is not None:
             raise NotInPlace("the definition of an operator, which may fail, makes a result that replaces an input")
         constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
-        bodies = self.state.bodies(source(call), constants) if self.options.level and call.bodies else None
+        bodies = self.state.bodies(model_node(call), constants) if self.options.level and call.bodies else None
         made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)
-        dynamic = source(call) in self.dynamic or self._is_sent(call, made.inputs)
+        dynamic = model_node(call) in self.dynamic or self._is_sent(call, made.inputs)
         for i, o in zip(call.outputs, made.compute() if results is None else results, strict=False):
             if i is None:
                 made.outputs.append(None)

@@ -16,7 +16,7 @@ from ...kernels.group_query import GroupQuery, checked, grow, reason_against
 from ...kernels.table import Invalid
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...proto.schemas import MICROSOFT
-from ..flat import source
+from ..flat import model_node
 from ..open.caches import GrowingSpace, append
 from ..open.products import OpenProduct
 from .choose import Chooser
@@ -171,7 +171,7 @@ class Opener(Chooser):
                 visitor = copy(state.visitor)
                 visitor.xp = space = GrowingSpace(visitor.xp, [values[i] for i in pasts], facts.finite)
                 try:
-                    results = visitor.visit(source(call), values, [])
+                    results = visitor.visit(model_node(call), values, [])
                 except SonnxError:
                     if space.error is not None:
                         raise space.error from None

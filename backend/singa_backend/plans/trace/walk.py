@@ -18,7 +18,7 @@ import numpy as np
 from ... import dtypes
 from ...ir import graph as ir
 from ...kernels.values import NAN, OpaqueValue, PlanStep, Value
-from ..flat import NotFlat, branches_fit, flat, read_from, source
+from ..flat import NotFlat, branches_fit, flat, model_node, read_from
 from ..fusion import fuse
 from ..updates import NotInPlace
 from .items import Branch, CopyIn, Item, Rename, Update, UpdateBegin, items_of
@@ -99,7 +99,7 @@ class Tracer(Updater):
                     self.history.records.append(self._recorded(item))
                 else:
                     self._group(item)
-                if source(item[-1]) in self.dynamic and not self.roles.only_sent.issuperset(item[-1].results):
+                if model_node(item[-1]) in self.dynamic and not self.roles.only_sent.issuperset(item[-1].results):
                     if self.earlier is not None:
                         raise NotOpen
                     self.history = None
