@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -139,6 +140,17 @@ def test_a_refused_gradient_is_computed_by_its_body(after: bool, monkeypatch: py
         assert any("no kernel takes its attributes" in why for why in planner_of(step).gradients.refused.values()) is after
     net(*batch(3))
     assert taken(steps_of(net)[-1]) == taken(steps_of(net)[0])
+
+
+def test_the_graph_of_a_step_is_pickled_with_its_bodies() -> None:
+    net, _ = trained((6, 6))
+    graph = steps_of(net)[0].graph
+    again = pickle.loads(pickle.dumps(graph))
+    assert [n.op_type for n in again.all_nodes()] == [n.op_type for n in graph.all_nodes()]
+    assert all(
+        n.gradient.places == m.gradient.places and n.body()
+        for n, m in zip((n for n in again.nodes if n.domain == GRADIENT), calls(steps_of(net)[0]), strict=True)
+    )
 
 
 def test_plans_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,12 @@ net (float[8, 3, 16, 16] x) => (float[8, 4] y) <float[4, 3, 3, 3] w = {%s}> {
     y = Flatten (g)
 }"""
 
+ATTENTION = """<ir_version: 10, opset_import: ["": 23]>
+net (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8, 8] w> {
+    k = MatMul (x, w)
+    y = Attention <q_num_heads = 2, kv_num_heads = 2> (x, k, x)
+}"""
+
 TAKEN = ["Conv", "MaxPool", "Relu", "SoftmaxCrossEntropyLoss"]
 """The operators of the net whose gradients have kernels."""
 
@@ -92,8 +98,23 @@ def test_the_gradients_of_a_file_keep_their_operators(step: ModelProto, tmp_path
     found = {n.op_type.partition("_")[0]: n for n in graph.nodes if n.domain == GRADIENT}
     assert sorted(found) == TAKEN and all(n.function is not None for n in found.values())
     conv = found["Conv"]
-    assert conv.gradient is not None and conv.gradient.places == (1,) and conv.attributes["pads"] == (1, 1, 1, 1)
-    assert conv.operator is not None and conv.operator.version == 11
+    assert conv.gradient is not None and conv.gradient.places == (1,) and conv.gradient.operator.version == 11
+    assert conv.gradient.attributes == {"pads": (1, 1, 1, 1)}
+
+
+def test_a_function_that_calls_another_one() -> None:
+    """The gradient of a Softmax within that of Attention is a call too."""
+    net = parser.parse_model(ATTENTION)
+    w = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    net.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    made = sonnx.to_training_onnx(net, "mse_loss", opt.SGD(lr=0.1))
+    onnx.checker.check_model(made, full_check=True)
+    rng = np.random.default_rng(1)
+    given = {n: rng.standard_normal((2, 4, 8)).astype(np.float32) for n in ("x", "target")}
+    rep = sonnx.prepare(made)
+    agree(rep.run(given), sonnx.prepare(made, optimize=0).run(given))
+    agree(rep.run(given), sonnx.prepare(onnx.inliner.inline_local_functions(made)).run(given))
+    assert rep.profile(given).gradients == 1
 
 
 def changed(step: ModelProto, name: str) -> tuple[ModelProto, Any, Any]:

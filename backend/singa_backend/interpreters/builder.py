@@ -108,8 +108,8 @@ class GraphBuilder(Interpreter[Symbol]):
         self._folding = limits.Budget(_FOLDING)
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
-        self.gradients: dict[str, tuple[Gradient, dict[str, Any]]] = {}
-        """The gradient that a node computes, or is a part of, and the attributes of its call, by the name of the node."""
+        self.gradients: dict[str, Gradient] = {}
+        """The gradient that a node computes, or is a part of, by the name of the node."""
         self._gradient: Gradient | None = None
         self.examples: dict[str, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
@@ -397,24 +397,15 @@ class GraphBuilder(Interpreter[Symbol]):
         finally:
             self._gradient = before
 
-    def gradient(
-        self, gradient: Gradient, attributes: Mapping[str, Any], values: Sequence[Symbol | None], count: int
-    ) -> list[Symbol | None]:
-        """The gradients of a call as results of one node.
-
-        Args:
-            gradient: the gradient.
-            attributes: those of the call.
-            values: the inputs of the node.
-            count: the number of inputs of the call.
-        """
+    def gradient(self, gradient: Gradient, values: Sequence[Symbol | None]) -> list[Symbol | None]:
+        """The gradients of the inputs of a call as results of one node, which reads these values."""
         op_type, inputs = gradient.operator.declaration.name, gradient.split(values)[1]
         symbols = [self.imported_value(v) for v in values]
         names = [self.name(f"{op_type.lower()}_gradient") for _ in gradient.places]
         node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=GRADIENT)
-        self.gradients[node.name] = gradient, {n: v for n, v in attributes.items() if v is not None}
+        self.gradients[node.name] = gradient
         self._append(node)
-        found: list[Symbol | None] = [None] * count
+        found: list[Symbol | None] = [None] * len(inputs)
         for place, name in zip(gradient.places, names, strict=True):
             found[place] = Symbol(name, self, self.type_of(inputs[place]))
         return found
@@ -447,7 +438,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self._made.update(dict.fromkeys(node.output, len(self.nodes)))
         self.nodes.append(node)
         if self._gradient is not None:
-            self.gradients.setdefault(node.name, (self._gradient, {}))  # not of a gradient that is one call
+            self.gradients.setdefault(node.name, self._gradient)  # not of a gradient that is one call
         for name in reads(node):
             self._readers.setdefault(name, []).append(node)
 

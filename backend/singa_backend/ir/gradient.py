@@ -2,13 +2,13 @@
 
 A node of the domain `ai.singa.gradient` calls the gradient of the operator of its name.  Its inputs are the gradients of the
 outputs, then the inputs, then the outputs of the call that was differentiated, absent ones included; it returns the gradients
-that the rule returns.  Its attributes are those of the call.  Whatever has no kernel for it uses the body.
+that the rule returns.  Whatever has no kernel for it uses the body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .versioned import VersionedOperator
@@ -29,6 +29,7 @@ class Gradient:
     Attributes:
         operator: the operator that was differentiated.
         name: the first result of its call that has a name, or the first input.
+        attributes: those that its call sets.
         outputs: the number of the outputs of its call.
         places: for each result of the node, the place of the input of the call whose gradient it is.
         write: returns the body of the node, a Graph; None if a file has the body, or the rule has written its nodes at once.
@@ -36,9 +37,14 @@ class Gradient:
 
     operator: VersionedOperator
     name: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: int = 0
     places: tuple[int, ...] = ()
     write: Callable[[], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Support pickle, for a node whose body is known."""
+        return {**self.__dict__, "write": None}
 
     def split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
         """The inputs of the node as the gradients of the outputs, the inputs, and the outputs of the call."""

@@ -111,7 +111,7 @@ def read(
     within: tensor_data.ModelFile | None = None,
     maps: tensor_data.Maps | None = None,
     operators: Sequence[CustomOperator] = (),
-    gradients: Mapping[str, tuple[Gradient, dict[str, Any]]] | None = None,
+    gradients: Mapping[str, Gradient] | None = None,
 ) -> Graph:
     """Read a model and check it against ONNX's rules.
 
@@ -121,8 +121,8 @@ def read(
         within: the model's file, if data were left in it.
         maps: receives the files of external data; None if the caller does not need them.
         operators: operators that only this model has; they precede registered ones.
-        gradients: of a step that this process has recorded, the gradient that a node computes or is a part of, and the
-            attributes of its call, by the name of the node; None for a model from elsewhere.
+        gradients: of a step that this process has recorded, the gradient that a node computes or is a part of, by the name of
+            the node; None for a model from elsewhere.
 
     Returns:
         The graph, whose operators are resolved to their schema versions.
@@ -163,7 +163,7 @@ def _read(
     within: tensor_data.ModelFile | None,
     maps: tensor_data.Maps,
     own: _Operators,
-    gradients: Mapping[str, tuple[Gradient, dict[str, Any]]] | None,
+    gradients: Mapping[str, Gradient] | None,
 ) -> Graph:
     if gradients is None:
         check_messages(model)
@@ -210,7 +210,7 @@ class _Reader:
         own: _Operators,
     ) -> None:
         self.own = own
-        self.gradients: Mapping[str, tuple[Gradient, dict[str, Any]]] = {}
+        self.gradients: Mapping[str, Gradient] = {}
         self.versions: dict[tuple[str, str, int], int | None] = {}
         self._operators: dict[tuple[int, int], VersionedOperator] = {}
         self.explained: set[str] = set()  # domains that the hint of a problem explains
@@ -503,18 +503,13 @@ class _Scope:
             node.function = self._function(self.reader.functions[key], key, proto, where)
             if domain == GRADIENT and node.function is not None:
                 self._gradient(node, proto, self.reader.functions[key], where)
-        elif name in reader.gradients:
-            node.gradient, attributes = reader.gradients[name]
-            if domain == GRADIENT:
-                node.operator, node.given = node.gradient.operator, frozenset(attributes)
-                node.attributes = node.operator.arguments(attributes)
-            else:
-                self._operator(node, proto, outputs, where)
         else:
-            self._operator(node, proto, outputs, where)
+            node.gradient = reader.gradients.get(name)
+            if node.gradient is None or domain != GRADIENT:
+                self._operator(node, proto, outputs, where)
         if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
             self._forward_graph(node, where)
-        if node.operator is not None and domain != GRADIENT:
+        if node.operator is not None:
             outputs = _without_omitted(outputs, node.operator.schema)
         node.outputs = [None] * len(outputs)
         for problem in subgraph_problems(node) if node.graphs else ():
@@ -770,13 +765,12 @@ class _Scope:
         known = set(map(str, range(kinds["x"])))
         if not known.issuperset(places) or len(set(places)) < len(places) or len(call.output) != len(places):
             return
-        given = self._attributes(call, _signature(schemas["", name][version]).types, where)
+        attributes = self._attributes(call, _signature(schemas["", name][version]).types, where)
         node.inputs += [None] * (len(named) - len(node.inputs))
-        node.operator, node.given = self.reader.operator(declarations["", name][version], version), frozenset(given)
-        node.attributes = node.operator.arguments(given)
         results = (*node.inputs[len(named) - kinds["y"] :], *node.inputs[kinds["dy"] :])
         of = next((v.name for v in results if v is not None), "")
-        node.gradient = Gradient(node.operator, of, kinds["y"], tuple(map(int, places)))
+        operator = self.reader.operator(declarations["", name][version], version)
+        node.gradient = Gradient(operator, of, attributes, kinds["y"], tuple(map(int, places)))
 
     def _body(self, proto: FunctionProto, bindings: Bindings) -> Graph:
         # Not a copy of the model's: there may be many imports, and many functions.

@@ -74,7 +74,13 @@ def _rebuilt(facts: tuple[Any, ...], values: list[Any], nodes: list[Any], ends: 
     return graph
 
 
-copyreg.pickle(Graph, lambda graph: (_rebuilt, _flat(graph)))  # without recursion from node to node
+def _reduced(graph: Graph) -> tuple[Any, ...]:
+    for node in graph.nodes:
+        node.body()
+    return _rebuilt, _flat(graph)
+
+
+copyreg.pickle(Graph, _reduced)  # without recursion from node to node
 
 
 def with_states(graph: Graph, states: Mapping[str, Any]) -> Graph:

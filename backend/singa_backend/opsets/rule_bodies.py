@@ -7,21 +7,20 @@ written when somebody needs it, and not at all if a kernel computes the gradient
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 from onnx import FunctionProto, GraphProto, helper
 
 from .. import dtypes
 from ..autodiff.tape import gradients_by_rule
 from ..interpreters.base import DifferentiatedCall, Interpreter
 from ..interpreters.builder import GraphBuilder, Symbol, attribute_proto
+from ..interpreters.given import Given
 from ..ir.gradient import FORM, GRADIENT, Gradient
 from ..ir.graph import Graph
 from ..ir.reader import read
-from ..ir.versioned import VersionedOperator
 from .call_functions import OVERLOADS, body_nodes
 
 FORMS = 4096
@@ -35,57 +34,6 @@ ByKernel: TypeAlias = Callable[[DifferentiatedCall], bool]
 
 _places: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
 """For each form of a call, the inputs whose gradients the rule returns."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """What a rule sees of a tensor.
-
-    Attributes:
-        code: its element type.
-        shape: its sizes: numbers, names, None.
-        contents: those of a small constant; None for any other value.
-    """
-
-    code: int
-    shape: tuple[int | str | None, ...]
-    contents: bytes | None = None
-
-    @classmethod
-    def of(cls, op: Interpreter[Any], value: Any) -> Argument | None:
-        """A symbol as an argument; None for one that is not a tensor of known rank."""
-        type, shape = (op.type_of(value), op.shape(value)) if isinstance(value, Symbol) else (None, None)
-        if type is None or shape is None or not type.tensor_type.elem_type:
-            return None
-        constant = value.value
-        small = constant is not None and constant.size <= CONSTANT and not constant.dtype.hasobject
-        return cls(type.tensor_type.elem_type, shape, constant.tobytes() if small else None)
-
-    @property
-    def form(self) -> Hashable:
-        """What it has in common with arguments of other sizes."""
-        return self.code, len(self.shape), self.contents is not None
-
-    @property
-    def array(self) -> np.ndarray:
-        """The contents."""
-        assert self.contents is not None
-        return np.frombuffer(self.contents, dtypes.numpy_dtype(self.code)).reshape([int(d or 0) for d in self.shape])
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call that is differentiated, in so far as its gradient depends on it."""
-
-    operator: VersionedOperator
-    attributes: Mapping[str, Any]
-    needs: tuple[bool, ...]
-    outputs: int
-    arguments: tuple[Argument | None, ...]
-
-    def key(self, arguments: Sequence[Hashable]) -> Hashable:
-        declaration, attributes = self.operator.declaration, tuple((n, repr(v)) for n, v in sorted(self.attributes.items()))
-        return declaration.domain, declaration.name, self.operator.version, attributes, self.needs, self.outputs, *arguments
 
 
 def name_of(call: DifferentiatedCall) -> str:
@@ -113,48 +61,55 @@ class RuleBodies:
             call: the call.
         """
         values = (*call.dys, *call.inputs, *call.outputs)
-        arguments = tuple(None if v is None else Argument.of(op, v) for v in values)
-        if any(a is None and v is not None for a, v in zip(arguments, values, strict=True)):
+        arguments = [None if v is None else _given(op, v) for v in values]
+        if any(g is None and v is not None for g, v in zip(arguments, values, strict=True)):
             return None
         attributes = {n: v for n, v in call.attributes.items() if v is not None}
-        one = _Call(call.operator, attributes, tuple(call.needs), len(call.outputs), arguments)
-        form = one.key([a and a.form for a in arguments])
-        places = _places.get(form)
-        if places is None:
-            _, places = self._written(one)
-            _places[form] = places
+        gradient = Gradient(call.operator, name_of(call), attributes, len(call.outputs))
+        declaration, key = call.operator.declaration, tuple((n, repr(v)) for n, v in sorted(attributes.items()))
+        form = (declaration.domain, declaration.name, call.operator.version, key, tuple(call.needs), len(call.outputs))
+        gradient.write = partial(self._body, (*form, *arguments), gradient, arguments, call.needs)
+        ranks = (*form, *(None if g is None else (g.dtype, len(g.shape or ()), g.setting is None) for g in arguments))
+        if ranks not in _places:
+            _places[ranks] = tuple(int(v.name.removeprefix("dx")) for v in gradient.write().outputs)
             if len(_places) > FORMS:
                 _places.popitem(last=False)
-        return Gradient(call.operator, name_of(call), len(call.outputs), places, lambda: self._written(one)[0])
+        gradient.places = _places[ranks]
+        return gradient
 
-    def _written(self, call: _Call) -> tuple[Graph, tuple[int, ...]]:
-        """The body of a gradient, and the inputs whose gradients it returns."""
-        key = call.key(call.arguments)
+    def _body(self, key: Hashable, gradient: Gradient, given: Sequence[Given | None], needs: Sequence[bool]) -> Graph:
+        """The body of a gradient, which equal calls share."""
         if key not in self._graphs:
-            self._graphs[key] = self._write(call)
-        graph = self._graphs[key]
-        return graph, tuple(int(v.name.removeprefix("dx")) for v in graph.outputs)
+            self._graphs[key] = self._written(gradient, given, needs)
+        return self._graphs[key]
 
-    def _write(self, call: _Call) -> Graph:
-        writer = self._writer()
-        writer.bodies = self
-        builder = writer.builder
-        inputs = len(call.arguments) - 2 * call.outputs
-        names = [f"dy{i}" for i in range(call.outputs)] + [f"x{i}" for i in range(inputs)]
+    def _written(self, gradient: Gradient, given: Sequence[Given | None], needs: Sequence[bool]) -> Graph:
+        writer, operator = self._writer(), gradient.operator
+        writer.bodies, builder = self, writer.builder
+        groups = zip(("dy", "x", "y"), gradient.split(range(len(given))), strict=True)
+        names = [f"{kind}{i}" for kind, group in groups for i in range(len(group))]
         values: list[Any] = []
-        for name, a in zip([*names, *(f"y{i}" for i in range(call.outputs))], call.arguments, strict=True):
-            symbol = builder.input(name, a and helper.make_tensor_type_proto(a.code, a.shape))
-            values.append(None if a is None else symbol if a.contents is None else builder.constant(a.array))
-        split = Gradient(call.operator, "", call.outputs).split(values)
-        found = gradients_by_rule(
-            writer, DifferentiatedCall(call.operator, call.attributes, split[1], split[2], split[0], call.needs)
-        )
+        for name, g in zip(names, given, strict=True):
+            symbol = builder.input(name, g and helper.make_tensor_type_proto(dtypes.onnx_code(g.dtype), g.shape))
+            values.append(None if g is None else symbol if g.setting is None else builder.constant(g.array))
+        dys, inputs, outputs = gradient.split(values)
+        found = gradients_by_rule(writer, DifferentiatedCall(operator, gradient.attributes, inputs, outputs, dys, needs))
         returned = {f"dx{i}": g for i, g in enumerate(found) if g is not None}
-        proto = builder.proto(call.operator.declaration.name, builder.finish(list(returned.values()), list(returned)))
+        proto = builder.proto(operator.declaration.name, builder.finish(list(returned.values()), list(returned)))
         model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10)
         graph = read(model, gradients=builder.gradients)
         graph.proto = proto
         return graph
+
+
+def _given(op: Interpreter[Any], value: Any) -> Given | None:
+    """What a rule sees of a tensor of known rank; None for another value."""
+    type, shape = (op.type_of(value), op.shape(value)) if isinstance(value, Symbol) else (None, None)
+    if type is None or shape is None or not type.tensor_type.elem_type:
+        return None
+    constant = value.value
+    small = constant is not None and constant.size <= CONSTANT and not constant.dtype.hasobject
+    return Given(dtypes.numpy_dtype(type.tensor_type.elem_type), shape, constant.tobytes() if small else None)
 
 
 def gradient_functions(graph: GraphProto, builder: GraphBuilder) -> list[FunctionProto]:
@@ -167,21 +122,23 @@ def gradient_functions(graph: GraphProto, builder: GraphBuilder) -> list[Functio
     overloads = helper.find_min_ir_version_for([helper.make_opsetid("", builder.opset)]) >= OVERLOADS
     functions: dict[Graph, FunctionProto] = {}
     counts: Counter[str] = Counter()
-    pending = [(node, *builder.gradients[node.name]) for node in graph.node if node.domain == GRADIENT]
-    for node, gradient, attributes in pending:
+    pending = [(node, builder.gradients[node.name]) for node in graph.node if node.domain == GRADIENT]
+    for node, gradient in pending:
         assert gradient.write is not None
+        attributes = gradient.attributes
         body, name = gradient.write(), f"{gradient.operator.declaration.name}_{gradient.operator.version}"
         if body not in functions:
             counts[name] += 1
+            imports = [helper.make_opsetid("", builder.opset)]
+            if any(n.domain == GRADIENT for n in body.nodes):
+                imports.append(helper.make_opsetid(GRADIENT, 1))
             functions[body] = helper.make_function(
                 GRADIENT, name if overloads else f"{name}{FORM}{counts[name]}", [v.name for v in body.inputs],
-                [v.name for v in body.outputs], body_nodes(body.proto), [helper.make_opsetid("", builder.opset)],
+                [v.name for v in body.outputs], body_nodes(body.proto), imports,
                 attributes=sorted(attributes), overload=f"form{counts[name]}" if overloads else "",
             )  # fmt: skip
-            inner = {n.name: n for n in body.nodes}
-            for one in functions[body].node:
-                if one.domain == GRADIENT and (called := inner[one.name]).gradient is not None:
-                    pending.append((one, called.gradient, {n: called.attributes[n] for n in called.given}))
+            inner = {n.name: n.gradient for n in body.nodes if n.domain == GRADIENT and n.gradient is not None}
+            pending += [(one, inner[one.name]) for one in functions[body].node if one.domain == GRADIENT]
         node.op_type, node.overload = functions[body].name, functions[body].overload
         declaration, version = gradient.operator.declaration, gradient.operator.version
         node.attribute.extend(

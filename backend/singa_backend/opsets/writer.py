@@ -148,7 +148,7 @@ class OpsetWriter(Interpreter[Symbol]):
             return None
         gradient = self.bodies.gradient(self, call)
         values = (*call.dys, *call.inputs, *call.outputs)
-        return None if gradient is None else self.builder.gradient(gradient, call.attributes, values, len(call.inputs))
+        return None if gradient is None else self.builder.gradient(gradient, values)
 
     def within(self, call: DifferentiatedCall) -> AbstractContextManager[None]:
         return self.builder.writing(Gradient(call.operator, name_of(call)))

@@ -7,57 +7,25 @@ ONNX's operators then apply; an operator that has a kernel keeps its call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from onnx import helper
 
 from .. import dtypes, limits
 from ..errors import SonnxError
 from ..interpreters.builder import GraphBuilder
+from ..interpreters.given import Given
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
 from ..ir.reader import read
 from ..proto.schemas import LAX, MICROSOFT, newest
 from .flat import Inliner
 
-SETTING = 16
-"""The number of elements of a constant up to which it is part of the body: a shape, an axis, a length."""
-
-
 NODES = 4096
 """The number of nodes up to which a plan computes a body: attributes may be counts of nodes."""
 
 KEEPING = frozenset({"random", "random_in_training", "packed_weights"})
 """The traits of operators whose bodies plans do not compute."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a body is made for: an input of a call.
-
-    Attributes:
-        dtype: its dtype.
-        shape: its sizes, None for one that is not fixed; None if the rank is not known.
-        setting: its contents, if they are part of the body.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int | None, ...] | None = None
-    setting: bytes | None = None
-
-    @classmethod
-    def of(cls, dtype: np.dtype[Any], shape: tuple[int | None, ...] | None, constant: np.ndarray | None) -> Given:
-        """An input of this dtype and shape, which may be constant."""
-        part = constant is not None and constant.dtype.kind in "iub" and constant.size <= SETTING
-        return cls(dtype, shape, constant.tobytes() if part and constant is not None else None)
-
-    @property
-    def array(self) -> np.ndarray:
-        """The contents."""
-        assert self.setting is not None and self.shape is not None
-        return np.frombuffer(self.setting, self.dtype).reshape([d or 0 for d in self.shape])
 
 
 def has_body(node: ir.Node) -> bool:

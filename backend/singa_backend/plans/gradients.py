@@ -110,7 +110,8 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
     gradients: list[ir.Value | None] = [None] * len(inputs)
     for place, value in zip(gradient.places, node.outputs, strict=True):
         gradients[place] = value
-    if not kernel.takes(node.attributes, [g is not None for g in gradients]):
+    attributes = operator.arguments(gradient.attributes)
+    if not kernel.takes(attributes, [g is not None for g in gradients]):
         return "no kernel takes its attributes, or the gradients that are needed"
     forward = next((o.producer for o in outputs if o is not None and o.producer is not None), None)
     hidden = [ir.Value() for _ in range(kernel.hidden)]
@@ -125,7 +126,7 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
         trained.domain, trained.gradient = TRAINING, gradient
         _replace(graph, forward, [trained])
     taken = node.copy(reads, gradients, node.origins)
-    taken.op_type, taken.function = name, None
+    taken.op_type, taken.operator, taken.attributes, taken.function = name, operator, attributes, None
     _replace(graph, node, [taken])
     return None
 

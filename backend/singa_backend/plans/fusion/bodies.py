@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ...interpreters.given import Given
 from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...kernels.table import kernels_of
-from ..bodies import Bodies, Given, has_body, rounds_once
+from ..bodies import Bodies, has_body, rounds_once
 from .rewriter import PlanRewriter
 
 

@@ -17,11 +17,12 @@ import numpy as np
 
 from ...devices.namespaces import NumpyNamespace, numpy
 from ...errors import OperatorError, ResourceExhausted, SonnxError
+from ...interpreters.given import SETTING, Given
 from ...ir import graph as ir
 from ...kernels.table import Invalid
 from ...kernels.values import PlanStep, Value
 from ...runtime.executor import Visitor
-from ..bodies import SETTING, Given, has_body, rounds_once
+from ..bodies import has_body, rounds_once
 from ..flat import model_node
 from ..fusion import fuse
 from ..updates import NotInPlace
