@@ -102,8 +102,8 @@ def test_the_gradients_of_a_file_keep_their_operators(step: ModelProto, tmp_path
     assert conv.gradient.attributes == {"pads": (1, 1, 1, 1)}
 
 
-def test_a_function_that_calls_another_one() -> None:
-    """The gradient of a Softmax within that of Attention is a call too."""
+def test_a_call_within_a_rule() -> None:
+    """The rule of Attention writes the gradients of its parts, of which that of Softmax is a call."""
     net = parser.parse_model(ATTENTION)
     w = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     net.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))

@@ -85,7 +85,7 @@ class RuleBodies:
 
     def _written(self, gradient: Gradient, given: Sequence[Given | None], needs: Sequence[bool]) -> Graph:
         writer, operator = self._writer(), gradient.operator
-        writer.bodies, builder = self, writer.builder
+        builder = writer.builder
         groups = zip(("dy", "x", "y"), gradient.split(range(len(given))), strict=True)
         names = [f"{kind}{i}" for kind, group in groups for i in range(len(group))]
         values: list[Any] = []
@@ -122,23 +122,19 @@ def gradient_functions(graph: GraphProto, builder: GraphBuilder) -> list[Functio
     overloads = helper.find_min_ir_version_for([helper.make_opsetid("", builder.opset)]) >= OVERLOADS
     functions: dict[Graph, FunctionProto] = {}
     counts: Counter[str] = Counter()
-    pending = [(node, builder.gradients[node.name]) for node in graph.node if node.domain == GRADIENT]
-    for node, gradient in pending:
-        assert gradient.write is not None
+    for node in graph.node:
+        gradient = builder.gradients.get(node.name)
+        if node.domain != GRADIENT or gradient is None or gradient.write is None:
+            continue
         attributes = gradient.attributes
         body, name = gradient.write(), f"{gradient.operator.declaration.name}_{gradient.operator.version}"
         if body not in functions:
             counts[name] += 1
-            imports = [helper.make_opsetid("", builder.opset)]
-            if any(n.domain == GRADIENT for n in body.nodes):
-                imports.append(helper.make_opsetid(GRADIENT, 1))
             functions[body] = helper.make_function(
                 GRADIENT, name if overloads else f"{name}{FORM}{counts[name]}", [v.name for v in body.inputs],
-                [v.name for v in body.outputs], body_nodes(body.proto), imports,
+                [v.name for v in body.outputs], body_nodes(body.proto), [helper.make_opsetid("", builder.opset)],
                 attributes=sorted(attributes), overload=f"form{counts[name]}" if overloads else "",
             )  # fmt: skip
-            inner = {n.name: n.gradient for n in body.nodes if n.domain == GRADIENT and n.gradient is not None}
-            pending += [(one, inner[one.name]) for one in functions[body].node if one.domain == GRADIENT]
         node.op_type, node.overload = functions[body].name, functions[body].overload
         declaration, version = gradient.operator.declaration, gradient.operator.version
         node.attribute.extend(

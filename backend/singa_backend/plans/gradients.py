@@ -70,8 +70,8 @@ class Gradients:
             place: prepares a body for definitions.
         """
         self.taken = []
-        pending = [n for n in graph.nodes if n.domain == GRADIENT and n.gradient is not None]
-        for node in pending:
+        calls = [n for n in graph.nodes if n.domain == GRADIENT and n.gradient is not None]
+        for node in calls:
             assert node.gradient is not None
             reason = self.reasons.get(node.gradient) if self._enabled else ""
             if reason is None:
@@ -84,8 +84,8 @@ class Gradients:
             body = node.body()
             assert body is not None
             place(body)
-            pending += [n for n in _expand(graph, node, body) if n.domain == GRADIENT]
-        if pending:
+            _expand(graph, node, body)
+        if calls:
             graph.remove_unused()
             _omit_unread(graph)
 
@@ -131,15 +131,14 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
     return None
 
 
-def _expand(graph: ir.Graph, node: ir.Node, body: ir.Graph) -> Sequence[ir.Node]:
-    """Replace a gradient by the nodes of its body; return these."""
+def _expand(graph: ir.Graph, node: ir.Node, body: ir.Graph) -> None:
+    """Replace a gradient by the nodes of its body."""
     inliner = Inliner(origins=node.origins)
     copies = {formal: actual for formal, actual in zip(body.inputs, node.inputs, strict=True) if actual is not None}
     for old, new in zip(node.outputs, inliner.inline(body, copies), strict=True):
         if old is not None and new is not None:
             old.replace_all_uses_with(new)
     _replace(graph, node, inliner.nodes)
-    return inliner.nodes
 
 
 def _replace(graph: ir.Graph, node: ir.Node, others: Sequence[ir.Node]) -> None:
