@@ -15,15 +15,14 @@ from onnx import ModelProto
 
 from singa_backend import limits
 from singa_backend.autodiff.deferred import Deferrable, Forms
-from singa_backend.ir import gradient_calls
 from singa_backend.ir.declaration import has_trait
 from singa_backend.ir.gradient_calls import listed
 from singa_backend.ir.graph import Graph, Node
-from singa_backend.ir.reader import read
+from singa_backend.ir.reader import resolve
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
 from singa_backend.machine import release_freed_memory, without_collections
-from singa_backend.opsets.model import to_model
+from singa_backend.opsets.model import model_of
 from singa_backend.plans.profile import Profile
 from singa_backend.plans.training_profile import BACKWARD, FORWARD, UPDATE, before
 from singa_backend.runtime.executor import Observer
@@ -135,11 +134,15 @@ class Step:
     def _read(self) -> None:
         """Make a session of the nodes that were written."""
         builder = self._record.writer.builder
-        if builder.has_deferred and any(has_trait(n.domain, n.op_type, "exchanges") for n in builder.nodes):
+        if builder.has_deferred and any(has_trait(n.domain, n.op_type, "exchanges") for n in builder.ir):
             self._record.writer.write_deferred()  # if no plan computes the step, it runs again, and would exchange twice
         self._is_deferred = builder.has_deferred
-        self._onnx = to_model(self._record.writer, "step", self._outputs, lists_gradients=False)
-        self._graph = read(self._onnx, calls=listed(builder.gradient_calls()))
+        self._onnx: ModelProto | None = None
+        self._graph = builder.finish(self._record.writer.own(self._outputs), title="step")
+        for name in builder.arrays.keys() & self._graph.initializers.keys():  # a tensor may be written to after the recording
+            self._graph.initializers[name].constant = builder.arrays[name] = builder.arrays[name].copy()
+        self._graph.gradient_calls = listed(builder.gradient_calls())
+        resolve(self._graph)
         self._session = self._new_session(self._graph)
         self._forward = self._record.forward
         self._gradients = [g.name for g in self._record.gradients]
@@ -157,8 +160,8 @@ class Step:
     def onnx(self) -> ModelProto:
         """The step as a ModelProto."""
         self._complete()
-        if all(e.key != gradient_calls.KEY for e in self._onnx.metadata_props):
-            gradient_calls.store(self._onnx, self._record.writer.builder.gradient_calls())
+        if self._onnx is None:
+            self._onnx = model_of(self._record.writer, self._graph)
         return self._onnx
 
     @property
