@@ -15,6 +15,7 @@ from singa_backend.conform.fuzz.generate import type_of
 from singa_backend.engines.oracle import Oracle
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.declaration import declarations
+from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto.schemas import MICROSOFT, load_domain
 
@@ -96,8 +97,7 @@ def lowered(name: str, inputs: Inputs, outputs: int = 1, constants: Sequence[int
         for i, x in enumerate(inputs)
     ]
     made = declarations[MICROSOFT, name][1].decompose(writer, 1, values, attributes, outputs)
-    graph = builder.proto(name, builder.finish(made, [f"y{i}" for i in range(outputs)]))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return to_model(builder, name, made, [f"y{i}" for i in range(outputs)])
 
 
 def close(found: Sequence[Any], wanted: Sequence[Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:

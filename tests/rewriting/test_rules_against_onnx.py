@@ -18,6 +18,7 @@ from singa_backend import SingaBackend, dtypes
 from singa_backend.conform.fuzz import generate, recipes
 from singa_backend.interpreters import type_inference
 from singa_backend.ir.declaration import newest_declaration
+from singa_backend.ir.graph import Node, Value
 from singa_backend.proto import checker
 from singa_backend.proto.schemas import schemas
 from singa_backend.proto.values import sizes
@@ -92,7 +93,8 @@ def of_onnx(case: Any, types: dict[str, TypeProto], values: dict[str, np.ndarray
 
 def by_rules(node: NodeProto, version: int, types: dict[str, TypeProto], values: dict[str, np.ndarray]) -> dict[str, TypeProto]:
     inputs = [SimpleNamespace(name=n, type=types[n], value=values.get(n)) if n else None for n in node.input]
-    return type_inference._by_rule(node, version, inputs)
+    call = Node(node.op_type, [], [*map(Value, node.output)], {a.name: a for a in node.attribute}, node.domain)
+    return type_inference._by_rule(call, version, inputs)
 
 
 REFUSED = (

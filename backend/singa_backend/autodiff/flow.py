@@ -16,8 +16,8 @@ from .. import dtypes
 from ..errors import Problem
 from ..interpreters.base import LEAST_OPSET, Subgraph
 from ..ir.graph import Graph, Node, Value
+from ..ir.reader import resolve
 from ..proto.schemas import DOMAINS, schemas
-from .replay import graph_of_subgraph
 from .support import DIFFERENTIABLE, MISSING, gradient_hint, gradient_support, unwritable
 
 Key = tuple[int, Value]
@@ -349,9 +349,9 @@ def live_inputs(body: Subgraph, wanted: Sequence[bool], back: Sequence[tuple[int
         wanted: for each output, whether it has a gradient.
         back: for each state, the index of the output that the next iteration reads, and that of the input.
     """
-    graph = graph_of_subgraph(body)
+    graph = resolve(body.graph)
     flow = Flow(graph)
     for source, target in back:
         flow.link((0, graph.outputs[source]), (0, graph.inputs[target]))
     live = flow.reaching({(0, value) for value, w in zip(graph.outputs, wanted, strict=False) if w})
-    return {i for i, value in enumerate(graph.inputs) if (0, value) in live}
+    return {i for i, value in enumerate((*graph.inputs, *graph.captured)) if (0, value) in live}

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from onnx import GraphProto, helper
-
 from ..errors import UnsupportedModel
 from ..interpreters.base import FIRST, Example, Interpreter, Subgraph, element, same, same_attributes
 from ..interpreters.builder import Symbol, has_rank
 from ..ir.declaration import declarations
 from ..ir.graph import Graph, Node
-from ..ir.reader import read
+from ..ir.reader import resolve
 from ..ir.run_order import run_order
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schemas, version_at
@@ -171,27 +169,19 @@ def with_declared_types(outputs: list[Any], declared: Sequence[Value]) -> list[A
     return outputs
 
 
-def graph_of_subgraph(body: Subgraph) -> Graph:
-    """A subgraph as a Graph whose inputs are its own and then its captured values; cached."""
-    if body.read is None:
-        proto = GraphProto()
-        proto.CopyFrom(body.proto)
-        proto.input.extend(helper.make_empty_tensor_value_info(n) for n in body.captured)
-        body.read = read(helper.make_model(proto, opset_imports=body.imports()))
-    return body.read
-
-
 def rebuild_subgraph(op: Interpreter[Any], body: Subgraph, captured: Sequence[Any]) -> Subgraph:
     """The same subgraph for another interpreter, with other captured values."""
-    graph, own = graph_of_subgraph(body), len(body.proto.input)
+    graph = resolve(body.graph)
     return op.graph(
-        lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.declared_inputs[:own]]
+        lambda inner, *xs: replay(inner, graph, xs, captured=captured), [declared_type(v) for v in graph.declared_inputs]
     )
 
 
 def run_subgraph(op: Interpreter[Any], body: Subgraph, values: Sequence[Any]) -> list[Any]:
     """Call an interpreter for the nodes of a subgraph; values: its inputs, and then its captured values."""
-    return replay(op, graph_of_subgraph(body), values)
+    graph = resolve(body.graph)
+    own = len(graph.inputs)
+    return replay(op, graph, values[:own], captured=values[own:])
 
 
 def subgraph_gradients(
@@ -200,6 +190,6 @@ def subgraph_gradients(
     """The gradients of a subgraph's inputs and captured values: its forward is computed again, and then its backward."""
     tape = Tape(op)
     variables = [tape.variable(x, bool(n)) for x, n in zip(values, needs, strict=True)]
-    outputs = replay(tape, graph_of_subgraph(body), variables)
+    outputs = run_subgraph(tape, body, variables)
     padded = [*dys, *[None] * (len(outputs) - len(dys))]
     return tape.gradients([y if isinstance(y, Var) else tape.variable(y, False) for y in outputs], padded, variables)

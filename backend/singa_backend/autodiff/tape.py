@@ -163,8 +163,7 @@ def _through_decomposition(op: Interpreter[Any], call: DifferentiatedCall) -> li
     values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, call.needs, strict=True)]
     captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Subgraph)) :])
     own = {
-        n: Subgraph(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Subgraph) else v
-        for n, v in attributes.items()
+        n: v.with_captured([next(captured) for _ in v.captured]) if isinstance(v, Subgraph) else v for n, v in attributes.items()
     }
     made = call.operator.declaration.decompose(tape, call.operator.version, values, own, len(call.outputs))
     ends = [v if isinstance(v, Var) else tape.variable(v, False) for v in made]
@@ -220,7 +219,7 @@ class Tape(Interpreter[Var]):
         bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
         raw = arguments(self.op, domain, op_type, [_raw(x) for x in inputs])
         values = [x if isinstance(x, Var) else None if v is None else Var(v, False) for x, v in zip(inputs, raw, strict=True)]
-        captured = [self._own(v) or Var(self._below(v), False) for b in bodies for v in b.captured.values()]
+        captured = [self._own(v) or Var(self._below(v), False) for b in bodies for v in b.captured]
         below = {n: self._lowered(v) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
         version = version_at(domain, op_type, self.opset)
@@ -240,8 +239,7 @@ class Tape(Interpreter[Var]):
 
     def _lowered(self, body: Subgraph) -> Subgraph:
         """A subgraph whose captured values are those of the underlying interpreter."""
-        captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
-        return body.with_captured(captured)
+        return body.with_captured([v if (own := self._own(v)) is None else own.raw for v in body.captured])
 
     def _record(
         self,

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto, defs, helper, numpy_helper
 
 from .. import dtypes
 from ..autodiff.replay import replay
@@ -33,7 +33,7 @@ from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir import versioned
 from ..ir.declaration import declarations, has_trait
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Node
 from ..ir.reader import read
 from ..opsets.model import to_model
 from ..proto.messages import graphs
@@ -173,7 +173,7 @@ def in_double(domain: str, name: str) -> Iterator[None]:
 
     infer = type_inference._inferred
 
-    def inferred(builder: GraphBuilder, node: NodeProto, symbols: Sequence[Symbol | None], version: int) -> dict[str, TypeProto]:
+    def inferred(builder: GraphBuilder, node: Node, symbols: Sequence[Symbol | None], version: int) -> dict[str, TypeProto]:
         """Inference may refuse float64 here: then float32 is inferred."""
         found = infer(builder, node, symbols, version)
         if found or (node.domain, node.op_type) != (domain, name):

@@ -14,19 +14,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
-from onnx import GraphProto, OperatorSetIdProto, TypeProto, defs, helper
+from onnx import TypeProto, defs, helper
 
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
 from ..ir.graph import Graph
 from ..ir.versioned import VersionedOperator
-from ..proto import messages
-from ..proto.schemas import newest, schema_version, schemas, type_strings
+from ..proto.schemas import schema_version, schemas, type_strings
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -63,27 +62,16 @@ class Subgraph:
     """A graph attribute.
 
     Attributes:
-        proto: the graph.
-        opset: the opset of its nodes.
-        captured: the outer values that it reads, by name.
-        domains: the versions of other domains that its nodes use; the newest for a domain that is not listed.
-        read: the graph as `graph_of_subgraph` read it.
+        graph: the graph.
+        captured: the outer values for which its `captured` stand.
     """
 
-    proto: GraphProto
-    opset: int
-    captured: dict[str, Any] = field(default_factory=dict)
-    domains: dict[str, int] = field(default_factory=dict)
-    read: Graph | None = None
+    graph: Graph
+    captured: Sequence[Any] = ()
 
-    def with_captured(self, values: dict[str, Any]) -> Subgraph:
+    def with_captured(self, values: Sequence[Any]) -> Subgraph:
         """The same graph with other outer values."""
-        return replace(self, captured=values, read=None)
-
-    def imports(self) -> list[OperatorSetIdProto]:
-        """The opsets that a model of this graph imports."""
-        others = sorted(messages.domains(self.proto.node) - {""})
-        return [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, self.domains.get(d) or newest(d)) for d in others)]
+        return replace(self, captured=values)
 
 
 Example: TypeAlias = Callable[[], Any]

@@ -9,22 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, NodeProto, TypeProto, helper, numpy_helper
 
 from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import newest_declaration, single
 from ..ir.gradient import GRADIENT, Gradient
-from ..ir.reader import attribute_types, read
+from ..ir.graph import Graph, Node, Value
+from ..ir.reader import resolve
+from ..ir.signature import signature_of
+from ..ir.variants import copied
 from ..limits import content_bytes
-from ..proto import save
+from ..proto import save, tensor_data
 from ..proto.checker import Patience
-from ..proto.messages import FreshNames, graphs, reads
-from ..proto.schemas import ANY_OPSET, newest, schema_version, schemas, type_strings
+from ..proto.messages import FreshNames
+from ..proto.schemas import ANY_OPSET, newest, opset_of_file, schema_version, schemas, type_strings
+from ..proto.values import Value as Declared
 from ..proto.values import sizes
 from ..runtime.executor import Executor
 from .base import Example, Interpreter, Subgraph, arguments
@@ -39,17 +42,14 @@ _FOLD_BYTES = 1 << 20
 _FOLDING = limits.Limits(tensor_bytes=1 << 24, live_bytes=1 << 26, iterations=10_000, executions=10_000)
 """The limits of the computation of a folded constant; a call that exceeds them is written as a node."""
 
-_outer = count()
-"""The numbers in the names of values of an outer interpreter that is not a graph."""
-
 
 @dataclass(eq=False)
 class Symbol:
     """A value of a graph that is being built.
 
     Attributes:
-        name: its name; "" for a constant that no node has used yet.
-        builder: the graph that defines it.
+        ir: the value of the graph; a constant that no node has used yet has no name.
+        builder: the builder of the graph that defines it.
         type: its type; None if it is not known.
         value: its value, if it is known and may be folded.
         frozen_value: the value of a weight, which is known but not folded.
@@ -57,7 +57,7 @@ class Symbol:
         sizes: a type that it had, with the sizes in it.
     """
 
-    name: str
+    ir: Value
     builder: GraphBuilder
     type: TypeProto | None = None
     value: np.ndarray | None = None
@@ -65,11 +65,24 @@ class Symbol:
     name_hint: tuple[str, str] | None = None
     sizes: tuple[TypeProto, tuple[int | str | None, ...]] | None = None
 
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.ir.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        pending = [self.ir]
+        for value in pending:  # those of bodies that stand for it have the same name
+            value.name = name
+            pending += [place for _, place in value.uses if isinstance(place, Value)]
+
 
 class GraphBuilder(Interpreter[Symbol]):
-    """Writes a graph at one opset.
+    """Builds a graph at one opset.
 
     Attributes:
+        ir: the graph, which `finish` completes.
         outer: the enclosing interpreter, for a subgraph of an If, Loop or Scan; None otherwise.
         marks_constants: whether float constants without a name become Constant nodes, so that only weights are initializers and
             training the file updates the weights alone.
@@ -83,11 +96,10 @@ class GraphBuilder(Interpreter[Symbol]):
     def __init__(self, opset: int, outer: Interpreter[Any] | None = None) -> None:
         self.opset = opset
         self.outer = outer
+        self.ir = Graph()
         self.inputs: list[Any] = []
-        self.nodes: list[NodeProto] = []
-        self.captured: dict[str, Any] = {}
-        self.initializers: dict[str, TensorProto] = {}
-        self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until their destination is known
+        self.captured: dict[Value, Any] = {}  # the outer values for which those in the graph's `captured` stand
+        self.arrays: dict[str, np.ndarray] = {}  # large initializers, which are not copied until their destination is known
         parent = outer if isinstance(outer, GraphBuilder) else None
         self.root: GraphBuilder = parent.root if parent else self
         self.domains: dict[str, int] = self.root.domains if parent else {}
@@ -97,23 +109,20 @@ class GraphBuilder(Interpreter[Symbol]):
         self._pinned: set[str] = set()
         self._node_names = FreshNames()
         self._known: dict[tuple[Any, ...], Symbol] = {}
-        self._marked: dict[str, str] = {}
+        self._constants: list[Value] = []  # initializers and named constants
+        self._marked: dict[Value, str] = {}  # those that become Constant nodes, with the names of the nodes
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
-        self._made: dict[str, int] = {}  # the index of the node that produces a value
-        self._readers: dict[str, list[NodeProto]] = {}  # the nodes that read a value of this graph, in subgraphs too
-        self._input_names: set[str] = set()
+        self._inner: dict[Value, Value] = {}  # for each value of an outer graph the one that stands for it
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
         self._patience = Patience()
         self._folding = limits.Budget(_FOLDING)
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
-        self.gradients: dict[str, Gradient] = {}
-        """The gradient that a node computes, or is a part of, by the name of the node."""
         self._gradient: Gradient | None = None
-        self.examples: dict[str, Example] = {}
+        self.examples: dict[Value, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
-        self._values: dict[str, Any] = {}
+        self._values: dict[Value, Any] = {}
 
     @property
     def is_symbolic(self) -> bool:
@@ -159,18 +168,24 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def input(self, name: str, type: TypeProto | None) -> Symbol:
         """An input of the graph."""
-        symbol = Symbol(self._reserved_or_fresh(name), self, type)
+        symbol = Symbol(Value(self._reserved_or_fresh(name)), self, type)
         self.inputs.append(symbol)
-        self._input_names.add(symbol.name)
         return symbol
 
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
         """A stored value with its own name; `fold` allows calls on it to be folded."""
-        symbol = Symbol(
-            self._reserved_or_fresh(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value
-        )
-        self.initializers[symbol.name] = save.defer_data(value, symbol.name, self.arrays)
+        type = _tensor_type(value.dtype, value.shape)
+        symbol = Symbol(Value(self._reserved_or_fresh(name)), self, type, value if fold else None, value)
+        self.store(symbol, value)
         return symbol
+
+    def store(self, symbol: Symbol, value: np.ndarray) -> None:
+        """Make a symbol that no node returns an initializer."""
+        self._constants.append(symbol.ir)
+        if save.is_deferrable(value):
+            symbol.ir.constant = self.arrays[symbol.name] = value
+        else:
+            symbol.ir.constant = tensor_data.stored(value)
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         array = np.asarray(value, dtype)
@@ -183,7 +198,7 @@ class GraphBuilder(Interpreter[Symbol]):
         if key not in known:
             self.root._budget.admit(array.shape, array.dtype.itemsize)
             self.root._budget.keep(array.nbytes)
-            known[key] = Symbol("", self.root, _tensor_type(array.dtype, array.shape), array)
+            known[key] = Symbol(Value(), self.root, _tensor_type(array.dtype, array.shape), array)
         return known[key]
 
     def is_value(self, x: Any) -> bool:
@@ -200,44 +215,53 @@ class GraphBuilder(Interpreter[Symbol]):
             if not value.name:  # a constant that is used for the first time
                 self._named(value)
             if value.builder is not self:
-                self._capture(value.name, x, value.builder)
+                self._capture(value, x)
             return value
         if self.outer is not None and self.outer.is_value(value):
             if isinstance(self.outer, GraphBuilder):
                 symbol = self.outer.imported_value(x)
                 assert symbol is not None
-                self._capture(symbol.name, x, symbol.builder)
+                self._capture(symbol, x)
                 return symbol
             if id(x) not in self._imported:
-                name = f"outer_{next(_outer)}"  # different values must have different names in the graphs of one node
-                symbol = Symbol(self.name(name), self, self.outer.type(value))
+                symbol = Symbol(Value(self.name("outer")), self, self.outer.type(value))
                 self._imported[id(x)] = (x, symbol)
-                self.captured[symbol.name] = x
+                self.captured[self.ir.add_captured(symbol.ir)] = x
             return self._imported[id(x)][1]
         raise TypeError(f"a value of a graph must be a Symbol, got {type(x).__name__}")
 
-    def _capture(self, name: str, value: Any, owner: GraphBuilder) -> None:
-        """Note that a name of an outer graph is used here, and in the graphs between."""
+    def _capture(self, symbol: Symbol, value: Any) -> None:
+        """Let a value stand for one of an outer graph here, and in the graphs between."""
         builder: Any = self
-        while isinstance(builder, GraphBuilder) and builder is not owner:
-            builder._add_captured(name, value)
+        while isinstance(builder, GraphBuilder) and builder is not symbol.builder:
+            inner = builder._inner.get(symbol.ir)
+            if inner is None:
+                inner = builder._inner[symbol.ir] = builder.ir.add_captured(Value(symbol.name))
+            if hasattr(value, "raw") or inner not in builder.captured:  # a tape's variable has precedence over its value
+                builder.captured[inner] = value
             builder = builder.outer
 
-    def _add_captured(self, name: str, value: Any) -> None:
-        if hasattr(value, "raw") or name not in self.captured:  # a tape's variable has precedence over its value
-            self.captured[name] = value
+    def _own(self, x: Any) -> Value:
+        """The value of this graph that stands for one of an interpreter."""
+        symbol = self.imported_value(x)
+        assert symbol is not None
+        return symbol.ir if symbol.builder is self else self._inner[symbol.ir]
 
-    def _named(self, constant: Symbol) -> Symbol:
-        """Write a constant that is used for the first time as an initializer or Constant node of the outermost graph."""
+    def _named(self, constant: Symbol, name: str = "") -> None:
+        """Name a constant that is used for the first time: an initializer or Constant node of the outermost graph.
+
+        name: that of an output, which is a Constant node.
+        """
         assert constant.value is not None
-        root = self.root
-        marked = root.marks_constants and dtypes.is_float(constant.value.dtype)
+        root, named = self.root, constant.ir
+        marked = bool(name) or (root.marks_constants and dtypes.is_float(constant.value.dtype))
         value, node = constant.name_hint if marked and constant.name_hint else ("", "")
-        constant.name = root._reserved_or_fresh(value) if value else root.name("c")
-        root.initializers[constant.name] = numpy_helper.from_array(constant.value, constant.name)
+        constant.name = name or (root._reserved_or_fresh(value) if value else root.name("c"))
+        named.constant = tensor_data.stored(constant.value)
         if marked:
-            root._marked[constant.name] = root._node_name(node or constant.name)
-        return constant
+            root._marked[named] = root._marked.pop(named, "") or root._node_name(node or constant.name)
+        else:
+            root._constants.append(named)
 
     def dtype(self, x: Symbol) -> np.dtype[Any]:
         tensor = _tensor(self.type_of(x))
@@ -288,48 +312,49 @@ class GraphBuilder(Interpreter[Symbol]):
         if not isinstance(x, Symbol):
             return None if self.outer is None else self.outer.example(x)
         known = x.value if x.value is not None else x.frozen_value
-        return known if known is not None else x.builder._example(x.name)
+        return known if known is not None else x.builder._example(x.ir)
 
     def with_example(self, x: Symbol, example: Example) -> Symbol:
-        x.builder.examples[x.name] = example
+        x.builder.examples[x.ir] = example
         return x
 
-    def _example(self, name: str) -> Any:
-        if name not in self._values:
-            if name in self.examples:
-                self._values[name] = self.examples[name]()
-            elif name in self._made:
-                self._values[name] = self._computed(name)
-            elif name in self.root.initializers:
-                large = self.root.arrays.get(name)
-                self._values[name] = numpy_helper.to_array(self.root.initializers[name]) if large is None else large
+    def _example(self, value: Value) -> Any:
+        if value not in self._values:
+            if value in self.examples:
+                self._values[value] = self.examples[value]()
+            elif value.producer is not None:
+                self._values[value] = self._computed(value)
+            elif value.constant is not None:
+                self._values[value] = value.constant
             else:
-                self._values[name] = self.example(self.captured[name]) if name in self.captured else None
-        return self._values[name]
+                self._values[value] = self.example(self.captured[value]) if value in self.captured else None
+        return self._values[value]
 
-    def _computed(self, name: str) -> Any:
+    def _computed(self, value: Value) -> Any:
         """The example of a node's output: the nodes before it run, from those values on that are known already."""
-        needed: set[str] = {name}
-        known: set[str] = set()
-        kept: list[NodeProto] = []
-        for node in reversed(self.nodes):
-            if needed & set(node.output):
-                needed -= set(node.output)
-                known -= set(node.output)
-                for n in reads(node):
-                    (known if n in self.examples or self._values.get(n) is not None else needed).add(n)
-                kept.append(node)
-        leaves = sorted(needed | known)
-        values = [self._example(n) for n in leaves]
+        kept: set[Node] = set()
+        leaves: dict[Value, None] = {}
+        pending = [value]
+        while pending:
+            v = pending.pop()
+            is_known = v is not value and (v in self.examples or self._values.get(v) is not None)
+            if v.producer is None or is_known:
+                leaves[v] = None
+            elif v.producer not in kept:
+                kept.add(v.producer)
+                pending += v.producer.reads
+        graph = Graph("example", self._opsets(kept))
+        copies = {v: graph.add_input(Value(v.name)) for v in leaves}
+        values = [self._example(v) for v in leaves]
         if any(v is None for v in values):
             return None
-        imports = [helper.make_opsetid("", self.opset)]
-        imports += [helper.make_opsetid(d, self.domains.get(d, newest(d))) for d in sorted({n.domain for n in kept} - {""})]
-        infos = [helper.make_empty_tensor_value_info(n) for n in leaves]
-        graph = helper.make_graph(kept[::-1], "example", infos, [helper.make_empty_tensor_value_info(name)])
+        for node in sorted(kept, key=lambda n: n.position):
+            copies |= {o: Value(o.name) for o in node.results}
+            inputs, outputs = ([None if v is None else copies[v] for v in side] for side in (node.inputs, node.outputs))
+            graph.append(node.copy(inputs, outputs, (), copies))
+        graph.set_outputs([copies[value]])
         try:
-            executor = Executor(read(helper.make_model(graph, opset_imports=imports)), self._evaluator.device)
-            return executor.run(executor.graph, values)[0]
+            return Executor(resolve(graph), self._evaluator.device).run(graph, values)[0]
         except SonnxError:  # a branch that does not run, or a body without an iteration
             return None
 
@@ -340,21 +365,19 @@ class GraphBuilder(Interpreter[Symbol]):
         value = self.example(symbol)
         if isinstance(value, np.ndarray):
             symbol.type = _tensor_type(value.dtype, [None] * value.ndim)
-            symbol.builder._require_rank(symbol.name, value.ndim)
+            symbol.builder._require_rank(symbol.ir, value.ndim)
         elif isinstance(value, list) and len({v.dtype for v in value}) == 1:
             symbol.type = helper.make_sequence_type_proto(_tensor_type(value[0].dtype, None))
 
-    def _require_rank(self, name: str, rank: int) -> None:
+    def _require_rank(self, value: Value, rank: int) -> None:
         """Let a run in which a value has another rank than the example fail: a Transpose to the same order follows its node."""
-        at = self._made.get(name)
-        if at is None or not rank:
+        node = value.producer
+        if node is None or not rank:
             return
-        raw = self.name(name)
-        _rename_output(self.nodes[at], name, raw)
-        check = helper.make_node("Transpose", [raw], [name], name=name, perm=list(range(rank)))
-        self.nodes.insert(at + 1, check)
-        self._made = {n: i + (i > at) for n, i in self._made.items()} | {raw: at, name: at + 1}
-        self._readers[raw] = [check]
+        raw = Value(self.name(value.name))
+        node.return_(node.outputs.index(value), raw)
+        perm = {"perm": helper.make_attribute("perm", list(range(rank)))}
+        self.ir.insert(Node("Transpose", [raw], [value], perm, name=value.name, proto=NodeProto()), self.ir.following(node))
 
     def forget_examples(self) -> None:
         """Release the examples, which hold the values of a run."""
@@ -399,15 +422,19 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def gradient(self, gradient: Gradient, values: Sequence[Symbol | None]) -> list[Symbol | None]:
         """The gradients of the inputs of a call as results of one node, which reads these values."""
-        op_type, inputs = gradient.operator.declaration.name, gradient.split(values)[1]
-        symbols = [self.imported_value(v) for v in values]
-        names = [self.name(f"{op_type.lower()}_gradient") for _ in gradient.places]
-        node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=GRADIENT)
-        self.gradients[node.name] = gradient
-        self._append(node)
+        operator, inputs = gradient.operator, gradient.split(values)[1]
+        reads = [None if v is None else self._own(v) for v in values]
+        results = [Value(self.name(f"{operator.declaration.name.lower()}_gradient")) for _ in gradient.places]
+        declaration = operator.declaration
+        attributes = {
+            n: attribute_proto(declaration.domain, declaration.name, operator.version, n, v)
+            for n, v in sorted(gradient.attributes.items())
+        }
+        op_type = f"{declaration.name}_{operator.version}"
+        self._append(Node(op_type, reads, [*results], attributes, GRADIENT, results[0].name, opset=1, gradient=gradient))
         found: list[Symbol | None] = [None] * len(inputs)
-        for place, name in zip(gradient.places, names, strict=True):
-            found[place] = Symbol(name, self, self.type_of(inputs[place]))
+        for place, value in zip(gradient.places, results, strict=True):
+            found[place] = Symbol(value, self, self.type_of(inputs[place]))
         return found
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
@@ -416,34 +443,26 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def makes(self, x: Any) -> bool:
         """Whether a value is the output of one of this graph's nodes."""
-        return isinstance(x, Symbol) and x.builder is self and x.name in self._made
+        return isinstance(x, Symbol) and x.builder is self and x.ir.producer is not None
 
     def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
         symbols = [self.imported_value(v) for v in values]
-        names = [self.name(op_type.lower()) for _ in range(outputs)]
-        node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
-        for n, v in attributes.items():
-            node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
-            if isinstance(v, Subgraph):
-                for name, value in v.captured.items():
-                    if not self._owns(name):
-                        self._add_captured(name, value)
+        made = [Symbol(Value(self.name(op_type.lower())), self) for _ in range(outputs)]
+        inputs = [None if s is None else self._own(s) for s in symbols]
+        node = Node(op_type, inputs, [y.ir for y in made], domain=domain, name=made[0].name)
+        set_attributes(node, attributes, self.imported(domain), self._own)
         types = output_types(self, node, symbols)
         self._append(node)
-        return [Symbol(n, self, types.get(n)) for n in names]
+        for y in made:
+            y.type = types.get(y.name)
+        return made
 
-    def _append(self, node: NodeProto) -> None:
-        if len(self.nodes) >= self._budget.limits.nodes:
-            raise limits.exhausted("nodes", "SX611", f"the graph has more than {len(self.nodes)} nodes")
-        self._made.update(dict.fromkeys(node.output, len(self.nodes)))
-        self.nodes.append(node)
-        if self._gradient is not None:
-            self.gradients.setdefault(node.name, self._gradient)  # not of a gradient that is one call
-        for name in reads(node):
-            self._readers.setdefault(name, []).append(node)
-
-    def _owns(self, name: str) -> bool:
-        return name in self._made or name in self._input_names or name in self.initializers
+    def _append(self, node: Node) -> None:
+        if len(self.ir) >= self._budget.limits.nodes:
+            raise limits.exhausted("nodes", "SX611", f"the graph has more than {len(self.ir)} nodes")
+        if node.gradient is None:
+            node.gradient = self._gradient
+        self.ir.append(node)
 
     def folded(
         self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, evaluator: Evaluator
@@ -478,44 +497,41 @@ class GraphBuilder(Interpreter[Symbol]):
             return None
         return self.constant(result)
 
-    def rename(self, first: int, symbols: Sequence[Any], hints: Sequence[str], node: str = "") -> None:
+    def rename(self, before: Node | None, symbols: Sequence[Any], hints: Sequence[str], node: str = "") -> None:
         """Rename outputs of recent nodes.
 
         An output of an earlier node (the result of an equal call) and one whose new name is in use keep their names; a constant
         is named when it is used.
 
         Args:
-            first: the index of the first recent node.
+            before: the node after which the recent ones follow; None if all are.
             symbols: the values.
             hints: the requested name of each value.
             node: the name for the node that computes the first value.
         """
-        known = [x.name for x in symbols if isinstance(x, Symbol) and x.builder is self]
-        recent = {name for name in known if self._made.get(name, -1) >= first}
+        makers = {x.ir: x.ir.producer for x in symbols if self.makes(x)}
+        recent = {v: m for v, m in makers.items() if m is not None and (before is None or m.position > before.position)}
         for i, (symbol, hint) in enumerate(zip(symbols, hints, strict=False)):
             if isinstance(symbol, Symbol) and not symbol.name and symbol.name_hint is None and hint:
                 symbol.name_hint = (hint, node)
-            if not isinstance(symbol, Symbol) or symbol.name not in recent or not hint or symbol.builder is not self:
+            if not isinstance(symbol, Symbol) or symbol.ir not in recent or not hint:
                 continue
-            old, new = symbol.name, hint if hint == symbol.name else self._reserved_or_fresh(hint)
-            place, readers = self._made.pop(old), self._readers.pop(old, [])
-            for p in (self.nodes[place], *readers):
-                _rename(p, {old: new})
-            self._made[new], self._readers[new] = place, readers
             if i == 0 and node:
-                self.nodes[place].name = self._node_name(node)
-            symbol.name = new
+                recent[symbol.ir].name = self._node_name(node)
+            if hint != symbol.name:
+                symbol.name = self._reserved_or_fresh(hint)
+                del recent[symbol.ir]
 
     def _node_name(self, hint: str) -> str:
         """A name that no node has yet."""
         return self.root._node_names.new(hint)
 
-    def contradicted(self, node: NodeProto, reason: str) -> None:
+    def contradicted(self, node: Node, reason: str) -> None:
         """Note that a node of a subgraph, or one with subgraphs, cannot compute with the types of its inputs."""
         if self.root.refuses_contradictions:
             text = f"{node.op_type} cannot compute with operands of these types: {reason}"
             raise InvalidInput(text, code="SX393", operator=node.op_type)
-        if self.outer is not None or graphs(node):
+        if self.outer is not None or node.bodies:
             self.root.contradictions.append(node.name)
 
     # --- graphs
@@ -534,17 +550,17 @@ class GraphBuilder(Interpreter[Symbol]):
     ) -> Subgraph:
         """The subgraph that `make` writes into this builder."""
         symbols = [self.input("x", t) for t in types]
-        self.examples = {s.name: e for s, e in zip(symbols, examples, strict=False)}
-        outputs = make(self, *symbols)
-        return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured), dict(self.domains))
+        self.examples = {s.ir: e for s, e in zip(symbols, examples, strict=False)}
+        graph = self.finish(make(self, *symbols), title="body")
+        return Subgraph(graph, [self.captured[v] for v in graph.captured])
 
-    def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
-        """The outputs as distinct outputs of this graph's nodes, with these names if given.
+    def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None, title: str = "") -> Graph:
+        """The graph with these outputs, under these names if given, and without what they do not need.
 
-        An input or weight of the requested name is itself the output; a constant becomes a Constant node.
+        The outputs are distinct outputs of nodes.  An input or weight of the requested name is itself the output; a constant
+        becomes a Constant node.
         """
         finished: list[Symbol] = []
-        renamed: dict[str, str] = {}
         there: set[Any] = set()
         before = repeated(outputs, names)
         for i, value in enumerate(outputs):
@@ -554,23 +570,52 @@ class GraphBuilder(Interpreter[Symbol]):
                 continue
             if names and self.can_output(value, hint, there):
                 symbol = value
-                if symbol.name != hint:
-                    symbol = self._as_output(value, self._output_name(hint), renamed)
-                finished.append(symbol)
-                there.add(symbol)
-                continue
-            found = self.imported_value(value if self.is_value(value) else self.constant(value))
-            assert found is not None
-            if hint or found.name not in self._made or found in there:
-                name = self._output_name(hint or "y")
-                self._append(helper.make_node("Identity", [found.name], [name], name=name))
-                found = Symbol(name, self, found.type)
-            finished.append(found)
-            there.add(found)
-        if renamed:
-            for node in self.nodes:
-                _rename(node, renamed)
-        return finished
+                if symbol.name != hint and self._is_constant(symbol):
+                    self._named(symbol, self._output_name(hint))
+                elif symbol.name != hint:
+                    symbol.name = self._output_name(hint)
+            else:
+                symbol = self.imported_value(value if self.is_value(value) else self.constant(value))
+                assert symbol is not None
+                if hint or not self.makes(symbol) or symbol in there:
+                    name = self._output_name(hint or "y")
+                    copy = Symbol(Value(name), self, symbol.type)
+                    self._append(Node("Identity", [self._own(symbol)], [copy.ir], name=name, proto=NodeProto()))
+                    symbol = copy
+            finished.append(symbol)
+            there.add(symbol)
+        self._complete(finished, title)
+        return self.ir
+
+    def _complete(self, outputs: Sequence[Symbol], title: str) -> None:
+        """Set the inputs, outputs, constants and opsets of the graph, and remove what the outputs do not need."""
+        graph = self.ir
+        graph.name, graph.inputs, graph.initializers = title, [], {}
+        for s in self.inputs:
+            s.ir.declared = Declared.of(s.name, s.type)
+            graph.add_input(s.ir)
+        graph.set_outputs(s.ir for s in outputs)
+        graph.declared_outputs = tuple(Declared.of(s.name, s.type) for s in outputs)
+        graph.remove_unused()
+        first = graph.following(None)
+        for value in self._constants:
+            if value.is_used and value not in self._marked:
+                graph.add_initializer(value)
+        for value, name in self._marked.items():
+            if value.is_used and value.producer is None:
+                contents = {"value": helper.make_attribute("value", numpy_helper.from_array(value.constant, value.name))}
+                graph.insert(Node("Constant", [], [value], contents, name=name, proto=NodeProto()), first)
+                value.constant = None
+        graph.captured = [v for v in graph.captured if v.is_used]
+        graph.opsets = self._opsets(graph.all_nodes())
+
+    def _opsets(self, nodes: Iterable[Node]) -> dict[str, int]:
+        """The opset of each domain of some nodes."""
+        used: dict[str, set[str]] = {}
+        for node in nodes:
+            used.setdefault(node.domain, set()).add(node.op_type)
+        others = sorted(used.keys() - {""})
+        return {"": self.opset} | {d: self.domains.get(d) or opset_of_file(d, used[d]) for d in others}
 
     def can_output(self, value: Any, name: str, others: Container[Any]) -> bool:
         """Whether a value can be an output of the model under a name without a copy; others: outputs before it."""
@@ -582,7 +627,7 @@ class GraphBuilder(Interpreter[Symbol]):
             version = schema_version("", "Constant", self.opset)
             allowed = type_strings(schemas["", "Constant"][version])["T"] if version else ()
             return f"tensor({dtypes.onnx_name(self.dtype(value))})" in allowed
-        return value.name in self._made or value.name == name
+        return self.makes(value) or value.name == name
 
     def _is_constant(self, symbol: Symbol) -> bool:
         """Whether a value is a constant without a name in the model that is written."""
@@ -593,41 +638,6 @@ class GraphBuilder(Interpreter[Symbol]):
             self._pinned.discard(hint)
             return hint
         return self._reserved_or_fresh(hint)
-
-    def _as_output(self, symbol: Symbol, name: str, renamed: dict[str, str]) -> Symbol:
-        """Name an output; `renamed` receives the change of a name that nodes use already."""
-        old, symbol.name = symbol.name, name
-        if self._is_constant(symbol):
-            assert symbol.value is not None
-            self.initializers.pop(old, None)
-            node = self._marked.pop(old, "") or self._node_name((symbol.name_hint or ("", ""))[1] or name)
-            self.initializers[name], self._marked[name] = numpy_helper.from_array(symbol.value, name), node
-        else:
-            self._made[name], self._readers[name] = self._made.pop(old), self._readers.pop(old, [])
-        if old:
-            renamed[old] = name
-        return symbol
-
-    def proto(self, name: str, outputs: Sequence[Symbol], *, deferred: bool = False) -> GraphProto:
-        """The graph without unused nodes; `deferred` leaves the data of large initializers in `arrays`."""
-        nodes = _needed(self.nodes, [s.name for s in outputs])
-        used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
-        marked = [
-            helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
-            for n, node in self._marked.items()
-            if n in used
-        ]
-        used -= set(self._marked)
-        graph = helper.make_graph(
-            [*marked, *nodes],
-            name,
-            [_info(s) for s in self.inputs],
-            [_info(s) for s in outputs],
-            [t for n, t in self.initializers.items() if n in used],
-        )
-        if not deferred:
-            save.attach_data(graph, self.arrays)
-        return graph
 
 
 def _draws(domain: str, op_type: str) -> bool:
@@ -654,22 +664,27 @@ def has_rank(type: TypeProto | None) -> bool:
     return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
 
 
-def _info(symbol: Symbol) -> ValueInfoProto:
-    return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
-
-
 def repeated(outputs: Sequence[Any], names: Sequence[str] | None) -> list[int]:
     """For each output the index of the first one that is the same value under the same name, which ONNX allows."""
     first: dict[tuple[int, str], int] = {}
     return [first.setdefault((id(y), names[i]), i) if names else i for i, y in enumerate(outputs)]
 
 
+def set_attributes(node: Node, attributes: Mapping[str, Any], opset: int, own: Callable[[Any], Value]) -> None:
+    """Set the attributes of a new node: messages and bodies, for whose outer values `own` returns those of the node's graph."""
+    for name, value in attributes.items():
+        if isinstance(value, Subgraph):
+            body = value.graph if value.graph.owner is None else copied(value.graph)
+            body.owner, node.attributes[name] = node, body
+            node.captures |= zip(body.captured, map(own, value.captured), strict=True)
+        else:
+            node.attributes[name] = attribute_proto(node.domain, node.op_type, opset, name, value)
+
+
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
     """An attribute of the type that the operator has at an opset; raises UnsupportedModel (SX206), InvalidInput (SX378)."""
-    if isinstance(value, Subgraph):
-        return helper.make_attribute(name, value.proto)
     version = schema_version(domain, op_type, opset)
-    code = attribute_types(schemas[domain, op_type][version])[name] if version else 0
+    code = signature_of(schemas[domain, op_type][version]).attributes[name] if version else 0
     if code in (AttributeProto.FLOAT, AttributeProto.FLOATS):
         value = single(value, name, op_type, code == AttributeProto.FLOATS)
     if isinstance(value, np.ndarray):
@@ -691,32 +706,3 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
     except (AssertionError, TypeError, ValueError) as error:
         text = f"{op_type} with {name}={str(value)[:80]} cannot be written in opset {opset}: {error}"
         raise UnsupportedModel(text, code="SX206", operator=op_type) from error
-
-
-def _rename_output(node: NodeProto, old: str, new: str) -> None:
-    for k, n in enumerate(node.output):
-        if n == old:
-            node.output[k] = new
-
-
-def _rename(node: NodeProto, renamed: Mapping[str, str]) -> None:
-    """Rename values in the inputs and outputs of a node and of its graphs."""
-    for names in (node.input, node.output):
-        for k, n in enumerate(names):
-            if n in renamed:
-                names[k] = renamed[n]
-    for graph in graphs(node):
-        for inner in graph.node:
-            _rename(inner, renamed)
-        for info in graph.output:
-            info.name = renamed.get(info.name, info.name)
-
-
-def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
-    needed = set(outputs)
-    kept: list[NodeProto] = []
-    for node in reversed(nodes):
-        if needed & set(node.output):
-            needed |= reads(node)
-            kept.append(node)
-    return kept[::-1]

@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TypeProto, helper
+from onnx import TypeProto
 
-from .. import dtypes
-from ..ir.reader import read
+from ..ir.graph import Graph, Node, Value
+from ..ir.reader import resolve
 from ..proto.schemas import newest
+from ..proto.values import Value as Declared
 from ..runtime.executor import Executor
 from ..runtime.feeds import owned_copy
 from .base import Example, Subgraph, arguments
-from .builder import GraphBuilder, attribute_proto
+from .builder import GraphBuilder, set_attributes
 from .evaluate import EmptySequence, Evaluator
 
 
@@ -37,10 +38,9 @@ class Eager(Evaluator):
         self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int
     ) -> list[Any]:
         """Run an If, Loop or Scan as a model of one node, whose inputs include the outer values that its graphs read."""
-        executor, names = _one_node(self, domain, op_type, tuple(v is not None for v in inputs), attributes, outputs)
-        captured = {n: v for b in attributes.values() if isinstance(b, Subgraph) for n, v in b.captured.items()}
-        values = [*(v for v in inputs if v is not None), *(_unwrapped(captured[n]) for n in names)]
-        assert isinstance(executor, Executor)
+        executor = _one_node(self, domain, op_type, tuple(v is not None for v in inputs), attributes, outputs)
+        captured = [_unwrapped(v) for b in attributes.values() if isinstance(b, Subgraph) for v in b.captured]
+        values = [*(v for v in inputs if v is not None), *captured]
         taken = executor.owned()  # a result may be written to, and the next call needs the constants of the graphs
         made = executor.run(executor.graph, values)
         with self.device.active():
@@ -55,9 +55,7 @@ class Eager(Evaluator):
         if op_type == "Loop" and self.is_sequence(inputs[k + 2]):
             return self.dtype(inputs[k + 2])
         body = next(v for v in attributes.values() if isinstance(v, Subgraph))
-        type = body.proto.output[k].type
-        tensor = (type.sequence_type.elem_type if type.HasField("sequence_type") else type).tensor_type
-        return dtypes.numpy_dtype(tensor.elem_type or dtypes.onnx_code(np.float32))
+        return body.graph.declared_outputs[k].dtype or np.dtype(np.float32)
 
 
 def _unwrapped(value: Any) -> Any:
@@ -67,7 +65,7 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
-_executors: OrderedDict[tuple[Any, ...], tuple[Any, Any, list[str]]] = OrderedDict()
+_executors: OrderedDict[tuple[Any, ...], tuple[Executor, list[Subgraph]]] = OrderedDict()
 """Recent executors, with the graphs of their nodes: while an entry exists, the ids of the graphs in its key are valid."""
 _lock = threading.Lock()
 """Held while `_executors` is read or changed."""
@@ -75,31 +73,29 @@ _lock = threading.Lock()
 
 def _one_node(
     op: Eager, domain: str, op_type: str, present: tuple[bool, ...], attributes: dict[str, Any], outputs: int
-) -> tuple[Any, list[str]]:
-    """The executor of a node with graphs, and the names that they capture; cached by graph."""
+) -> Executor:
+    """The executor of a node with graphs, whose inputs are those of the node and then the captured values; cached by graph."""
     plain = tuple(sorted((n, str(v)) for n, v in attributes.items() if not isinstance(v, Subgraph)))
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
-    key = (domain, op_type, op.opset, str(op.device), present, plain, outputs, *(id(b.proto) for b in bodies))
+    key = (domain, op_type, op.opset, str(op.device), present, plain, outputs, *(id(b.graph) for b in bodies))
     with _lock:
         found = _executors.get(key)
         if found is not None:
             _executors.move_to_end(key)
     if found is None:
-        names = [f"in_{i}" if p else "" for i, p in enumerate(present)]
-        node = helper.make_node(op_type, names, [f"out_{i}" for i in range(outputs)], name=op_type, domain=domain)
-        for name, value in attributes.items():
-            if value is not None:
-                node.attribute.append(attribute_proto(domain, op_type, op.opset, name, value))  # typed: [] alone has no type
-        captured = list(dict.fromkeys(n for b in bodies for n in b.captured))
-        infos = [helper.make_empty_tensor_value_info(n) for n in (*filter(None, names), *captured)]
-        ends = [helper.make_empty_tensor_value_info(n) for n in node.output]
-        graph = helper.make_graph([node], op_type, infos, ends)
-        imports = {domain: newest(domain), **{o.domain: o.version for b in bodies for o in b.imports()}, "": op.opset}
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()])
-        found = (Executor(read(model), op.device), bodies, captured)
+        opsets = {domain: newest(domain), **{d: v for b in bodies for d, v in b.graph.opsets.items()}, "": op.opset}
+        graph = Graph(op_type, opsets)
+        inputs = [graph.add_input(Value(f"in_{i}")) if p else None for i, p in enumerate(present)]
+        results = [Value(f"out_{i}") for i in range(outputs)]
+        node = Node(op_type, inputs, [*results], domain=domain, name=op_type)
+        without_none = {n: v for n, v in attributes.items() if v is not None}
+        set_attributes(node, without_none, op.opset, lambda _: graph.add_input(Value("captured")))
+        graph.append(node)
+        graph.set_outputs(results)
+        graph.declared_outputs = tuple(Declared(v.name) for v in results)
+        found = (Executor(resolve(graph), op.device), bodies)
         with _lock:
             _executors[key] = found
             if len(_executors) > 256:
                 _executors.popitem(last=False)
-    executor, _, captured = found
-    return executor, captured
+    return found[0]

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, TypeProto, helper, numpy_helper
+from onnx import AttributeProto, TypeProto, helper, numpy_helper
 
 from .. import dtypes
 from ..ir.declaration import Declaration, declarations, newest_declaration
+from ..ir.graph import Graph, Node, Value
 from ..ir.shapes import FAILURES, FRESH, Dim, Known, Shape, Unsure, is_fresh
 from ..ir.signature import parameter, signature_of
+from ..ir.writer import graph_message, node_message
 from ..proto.checker import Patience, infer_node
-from ..proto.messages import graphs
 from ..proto.schemas import is_custom, schema_version, schemas
 from ..proto.values import is_complete
 
@@ -28,9 +29,11 @@ _MOST = (1 << 63) - 1
 class Typed(Protocol):
     """A value of a graph whose type may be known."""
 
-    name: str
     type: TypeProto | None
     value: np.ndarray | None
+
+    @property
+    def name(self) -> str: ...
 
 
 class TypeScope(Protocol):
@@ -38,7 +41,8 @@ class TypeScope(Protocol):
 
     opset: int
     inputs: list[Any]
-    captured: dict[str, Any]
+    ir: Graph
+    captured: dict[Value, Any]
 
     @property
     def patience(self) -> Patience: ...
@@ -51,30 +55,30 @@ class TypeScope(Protocol):
 
     def scratch(self) -> Any: ...
 
-    def contradicted(self, node: NodeProto, reason: str) -> None: ...
+    def contradicted(self, node: Node, reason: str) -> None: ...
 
 
-def output_types(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+def output_types(scope: TypeScope, node: Node, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The known types of a node's outputs by name; symbols: its inputs."""
     version = schema_version(node.domain, node.op_type, scope.imported(node.domain))
     if version is None:
         return {}
     types = _inferred(scope, node, symbols, version)
-    if any(n and n not in types for n in node.output):
+    if any(n and n not in types for n in node.output_names):
         types = _bound(node, version, symbols) | _of_states(scope, node, symbols) | types
     if (node.domain, node.op_type) == ("", "Loop"):
         _complete_states(scope, node, symbols, types)
     return types
 
 
-def _inferred(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
+def _inferred(scope: TypeScope, node: Node, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
     """The types of a node's outputs by the rules of its operator; of those that no rule covers, by a slower way."""
     types = _by_rule(node, version, symbols)
     if is_custom(node.domain):
-        if any(n and _sizes(types.get(n))[1] for n in node.output):
+        if any(n and _sizes(types.get(n))[1] for n in node.output_names):
             others = _of_custom(scope, node, symbols, version)
             types |= {n: t for n, t in others.items() if n not in types or _sizes(t)[0] > _sizes(types[n])[0]}
-    elif any(n and n not in types for n in node.output):
+    elif any(n and n not in types for n in node.output_names):
         loose = _by_rule(node, version, symbols, any_dtype=True)
         types = loose | _of_onnx(scope, node, symbols, version) | types
         types |= {n: t for n, t in loose.items() if not types[n].tensor_type.HasField("shape")}
@@ -109,15 +113,16 @@ class NodeFacts:
         Unsure: the node does not match the signature.
     """
 
-    def __init__(self, node: NodeProto, version: int, symbols: Sequence[Typed | None], any_dtype: bool = False) -> None:
-        self.outputs = node.output
+    def __init__(self, node: Node, version: int, symbols: Sequence[Typed | None], any_dtype: bool = False) -> None:
+        self.outputs = node.output_names
         self.inputs = [-1 if s is None else i for i, s in enumerate(symbols)]
         signature = signature_of(schemas[node.domain, node.op_type][version])
         self.signature, self._version, self._symbols = signature, version, symbols
-        self._attributes = {a.name: a for a in node.attribute}
+        self._attributes = node.attributes
         self._fresh = 0
         types = signature.attributes
-        if len(self._attributes) != len(node.attribute) or any(types.get(n) != a.type for n, a in self._attributes.items()):
+        kinds = {n: AttributeProto.GRAPH if isinstance(a, Graph) else a.type for n, a in node.attributes.items()}
+        if any(types.get(n) != kind for n, kind in kinds.items()):
             raise Unsure
         if not signature.required <= self._attributes.keys() or any(p.required for p in signature.inputs[len(symbols) :]):
             raise Unsure
@@ -220,7 +225,7 @@ def _value(attribute: AttributeProto) -> Any:
     return _decoded(helper.get_attribute_value(attribute))
 
 
-def _by_rule(node: NodeProto, version: int, symbols: Sequence[Typed | None], *, any_dtype: bool = False) -> dict[str, TypeProto]:
+def _by_rule(node: Node, version: int, symbols: Sequence[Typed | None], *, any_dtype: bool = False) -> dict[str, TypeProto]:
     """The types of the outputs that the rule of a node's operator covers, by name; none if the node is not valid.
 
     any_dtype: the inputs may have other dtypes than the schema allows.
@@ -234,7 +239,7 @@ def _by_rule(node: NodeProto, version: int, symbols: Sequence[Typed | None], *, 
         facts = NodeFacts(node, version, symbols, any_dtype)
         result = rule(facts, facts)
         shapes = result if isinstance(result, list) else [result]
-        for i, (name, shape) in enumerate(zip(node.output, shapes, strict=False)):
+        for i, (name, shape) in enumerate(zip(node.output_names, shapes, strict=False)):
             code = _element(facts, declaration, i)
             if name and code:
                 types[name] = _tensor_type(code, shape)
@@ -275,7 +280,7 @@ def _tensor_type(code: int, shape: Shape | None) -> TypeProto:
 # --- operators without a rule -------------------------------------------------------------------------------------------
 
 
-def _of_onnx(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
+def _of_onnx(scope: TypeScope, node: Node, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
     """The types of a node's outputs, by ONNX's own inference."""
     known: dict[str, TypeProto] = {}
     for s in symbols:
@@ -284,27 +289,28 @@ def _of_onnx(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None],
                 return {}
             known[s.name] = s.type
     data = {s.name: s.value for s in symbols if s is not None and s.value is not None}
-    if graphs(node):
-        outer = {n: scope.type_of(v) for n, v in list(scope.captured.items())} | {s.name: s.type for s in scope.inputs}
+    if node.bodies:
+        outer = {v.name: scope.type_of(x) for v, x in list(scope.captured.items())} | {s.name: s.type for s in scope.inputs}
         known = {n: t for n, t in outer.items() if t is not None} | known
-    answer = infer_node(node, version, known, data, scope.opset, scope.patience)
+    message = node_message(node, scope.ir, body=graph_message)
+    answer = infer_node(message, version, known, data, scope.opset, scope.patience)
     if answer.contradiction:
         scope.contradicted(node, answer.contradiction)
     return answer.types
 
 
-def _of_custom(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
+def _of_custom(scope: TypeScope, node: Node, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
     """The output types of an operator that ONNX lacks: those of its decomposition."""
     declaration = declarations[node.domain, node.op_type][version]
-    if declaration.decomposition_rule is None or graphs(node):
+    if declaration.decomposition_rule is None or node.bodies:
         return {}
     scratch = scope.scratch()
     inputs = [
         None if s is None else scratch.constant(s.value) if s.value is not None else scratch.input("x", s.type) for s in symbols
     ]
-    attributes = {a.name: _decoded(helper.get_attribute_value(a)) for a in node.attribute}
-    made = declaration.decompose(scratch, version, inputs, attributes, len(node.output))
-    return {n: y.type for n, y in zip(node.output, made, strict=True) if y is not None and y.type is not None}
+    attributes = {n: _decoded(helper.get_attribute_value(a)) for n, a in node.attributes.items()}
+    made = declaration.decompose(scratch, version, inputs, attributes, len(node.outputs))
+    return {n: y.type for n, y in zip(node.output_names, made, strict=True) if y is not None and y.type is not None}
 
 
 def _decoded(value: Any) -> Any:
@@ -314,7 +320,7 @@ def _decoded(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _bound(node: NodeProto, version: int, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+def _bound(node: Node, version: int, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The element types of the outputs that have only one, or share a type parameter with an input: known if inference fails."""
     signature = signature_of(schemas[node.domain, node.op_type][version])
     bound: dict[Any, int] = {}
@@ -324,7 +330,7 @@ def _bound(node: NodeProto, version: int, symbols: Sequence[Typed | None]) -> di
             bound.setdefault(formal.bound, tensor.elem_type)
     first = next(iter(bound.values()), 0)
     types = {}
-    for i, name in enumerate(node.output):
+    for i, name in enumerate(node.output_names):
         formal = signature.outputs[min(i, len(signature.outputs) - 1)]
         code = bound.get(formal.bound, 0) if isinstance(formal.bound, str) else 0
         if formal.bound is not None and not isinstance(formal.bound, str):
@@ -340,25 +346,26 @@ def _are_floats(codes: Iterable[int]) -> bool:
     return all(dtypes.is_float(dtypes.numpy_dtype(c)) for c in codes)
 
 
-def _of_states(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+def _of_states(scope: TypeScope, node: Node, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The element types of the last states of a Loop or Scan, which are those of the first ones."""
     if node.domain or node.op_type not in ("Loop", "Scan"):
         return {}
-    scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+    scanned = node.get("num_scan_inputs", 0)
     first = 2 if node.op_type == "Loop" else 1 if scope.opset < 9 else 0  # after M and cond, or the lengths of Scan-8
     states = symbols[first : len(symbols) - scanned]
-    types = {n: s.type for n, s in zip(node.output, states, strict=False) if n and s is not None and s.type is not None}
+    types = {n: s.type for n, s in zip(node.output_names, states, strict=False) if n and s is not None and s.type is not None}
     tensors = {n: t.tensor_type.elem_type for n, t in types.items() if t.WhichOneof("value") == "tensor_type"}
     return {n: helper.make_tensor_type_proto(code, None) for n, code in tensors.items() if code}
 
 
-def _complete_states(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto]) -> None:
+def _complete_states(scope: TypeScope, node: Node, symbols: Sequence[Typed | None], types: dict[str, TypeProto]) -> None:
     """The rank of each state of a Loop that the body keeps: then it is the same after any number of iterations."""
-    body = next(a.g for a in node.attribute if a.name == "body")
-    for name, s, start, end in zip(node.output, symbols[2:], body.input[2:], body.output[1:], strict=False):
+    body = node.attributes["body"]
+    ends = zip(body.declared_inputs[2:], body.declared_outputs[1:], strict=False)
+    for name, s, states in zip(node.output_names, symbols[2:], ends, strict=False):
         first = None if s is None else scope.shape(s)
         found = types.get(name)
         if first is None or found is None or found.WhichOneof("value") != "tensor_type" or found.tensor_type.HasField("shape"):
             continue
-        if all(v.type.tensor_type.HasField("shape") and len(v.type.tensor_type.shape.dim) == len(first) for v in (start, end)):
+        if all(v.kind == "tensor" and v.shape is not None and len(v.shape) == len(first) for v in states):
             types[name] = helper.make_tensor_type_proto(found.tensor_type.elem_type, [None] * len(first))

@@ -21,12 +21,13 @@ from keyword import iskeyword
 from typing import Any, TypeVar
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, defs, helper
+from onnx import AttributeProto, defs, helper
 
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
 from ..proto.schemas import DOMAINS, LAX, declare_schema, is_custom, is_private, load_domain, private_domain
 from .declaration import TRAITS, Declaration, declarations, operator
+from .graph import Node
 from .versioned import check_findable, import_declarations
 
 FLOATS = ("bfloat16", "float16", "float", "double")
@@ -462,12 +463,13 @@ def scoped(found: Sequence[Declaration]) -> list[CustomOperator]:
     return [_made[d.domain, d.name, d.versions[0]] for d in found if is_private(d.domain) and d.domain != LAX]
 
 
-def definition_lines(node: NodeProto) -> str:
+def definition_lines(node: Node) -> str:
     """The lines to write for an operator that nothing defines; "" for a node whose names cannot be those of Python."""
-    names = [f"x{i}" if len(node.input) > 1 else "x" for i in range(len(node.input))]
+    names = [f"x{i}" if len(node.inputs) > 1 else "x" for i in range(len(node.inputs))]
     kinds = {"INT": "int", "FLOAT": "float", "STRING": "str", "INTS": "tuple[int, ...]", "FLOATS": "tuple[float, ...]",
              "STRINGS": "tuple[str, ...]"}  # fmt: skip
-    attributes = [(a.name, kinds.get(AttributeProto.AttributeType.Name(a.type), "")) for a in node.attribute]
+    name_of = AttributeProto.AttributeType.Name
+    attributes = [(n, kinds.get(name_of(getattr(a, "type", AttributeProto.GRAPH)), "")) for n, a in node.attributes.items()]
     words = [node.op_type, *(n for n, _ in attributes)]
     usable = all(w.isascii() and w.isidentifier() and not iskeyword(w) and len(w) <= 60 for w in words)
     if not usable or len(names) > 8 or len(words) > 9 or not re.fullmatch(_DOMAIN, node.domain) or len(node.domain) > 60:
@@ -475,8 +477,8 @@ def definition_lines(node: NodeProto) -> str:
     if not all(kind for _, kind in attributes) or set(names) & {n for n, _ in attributes}:
         return ""
     parts = ["xp", *(f'{n}: "T"' for n in names), *(["*"] if attributes else []), *(f"{n}: {kind}" for n, kind in attributes)]
-    kind = ", ".join(['"T"'] * len(node.output))
-    result = kind if len(node.output) == 1 else f"tuple[{kind}]"
+    kind = ", ".join(['"T"'] * len(node.outputs))
+    result = kind if len(node.outputs) == 1 else f"tuple[{kind}]"
     shown = [
         "import sonnx",
         f'@sonnx.register_operator(domain="{node.domain}")',

@@ -160,7 +160,7 @@ class Node:
         opset: the opset of the domain.
         plain: whether all attributes of the operator are known: it is not a function of a model, and no attribute refers to one
             of a function.
-        given: the names of the attributes that the model sets.
+        given: the names of the attributes that the model sets; if it was built by an interpreter, with their messages and bodies.
         operator: the operator at its version; None for a function, and if it was not resolved.
         function: the body of the function; None for an operator.
         forward_graph: for a Gradient, the graph from its xs and zs to its y; None otherwise.
@@ -182,7 +182,7 @@ class Node:
     overload: str = ""
     opset: int = 0
     plain: bool = True
-    given: frozenset[str] = frozenset()
+    given: Collection[str] = frozenset()
     operator: VersionedOperator | None = None
     function: Graph | None = None
     forward_graph: Graph | None = None
@@ -568,6 +568,11 @@ class Graph:
         if self._all is None:
             self._all = tuple(self)
         return self._all
+
+    @property
+    def last(self) -> Node | None:
+        """The last node; None if there is none."""
+        return self._last
 
     def named(self, *op_types: str) -> list[Node]:
         """Return the nodes that call operators of these names, in whichever domain.

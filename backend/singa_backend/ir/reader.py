@@ -9,11 +9,11 @@ import warnings
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from string import digits
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import IR_VERSION, AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
@@ -45,6 +45,7 @@ from .declaration import REQUIRED, Declaration, declarations, undeclared
 from .gradient import FORM, GRADIENT, Gradient
 from .graph import Graph, Node, Value
 from .order import runnable_order
+from .signature import Signature, signature_of
 from .structure import without_collector
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
@@ -61,48 +62,12 @@ Bindings: TypeAlias = dict[str, AttributeProto | None]
 _Operators: TypeAlias = dict[tuple[str, str], dict[int, str]]
 """(domain, name) -> version -> the domain of the declaration, for operators that only this model has."""
 
-_VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
-
-
-class _Signature(NamedTuple):
-    """What a schema specifies of a call, which is slow to read from it.
-
-    Attributes:
-        types: the type of each attribute.
-        attributes: the attributes by name.
-        inputs: the lowest and the highest number of inputs.
-        outputs: the same of outputs.
-        required: the names of the inputs that must be present, by index.
-    """
-
-    types: dict[str, int]
-    attributes: dict[str, defs.OpSchema.Attribute]
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    required: dict[int, str]
 
 
 def _called(schema: defs.OpSchema) -> str:
     """An operator at a version, for messages: reading both from a schema takes microseconds."""
     return f"{schema.name}-{schema.since_version}"
-
-
-@cache
-def _signature(schema: defs.OpSchema) -> _Signature:
-    attributes = dict(schema.attributes)
-    return _Signature(
-        {n: int(getattr(a.type, "value", 0)) for n, a in attributes.items()},
-        attributes,
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        {i: p.name for i, p in enumerate(schema.inputs) if p.option not in (_OPTIONAL, _VARIADIC)},
-    )
-
-
-def attribute_types(schema: defs.OpSchema) -> Mapping[str, int]:
-    """The type of each attribute of a schema, a number of AttributeProto."""
-    return _signature(schema).types
 
 
 def read(
@@ -111,7 +76,6 @@ def read(
     within: tensor_data.ModelFile | None = None,
     maps: tensor_data.Maps | None = None,
     operators: Sequence[CustomOperator] = (),
-    gradients: Mapping[str, Gradient] | None = None,
 ) -> Graph:
     """Read a model and check it against ONNX's rules.
 
@@ -121,8 +85,6 @@ def read(
         within: the model's file, if data were left in it.
         maps: receives the files of external data; None if the caller does not need them.
         operators: operators that only this model has; they precede registered ones.
-        gradients: of a step that this process has recorded, the gradient that a node computes or is a part of, by the name of
-            the node; None for a model from elsewhere.
 
     Returns:
         The graph, whose operators are resolved to their schema versions.
@@ -135,26 +97,48 @@ def read(
     load_domain("")
     own = by_public_name(operators)
     with ensured(), without_collector():
-        return _read(model, folder, within, maps or tensor_data.Maps(), own, gradients)
+        return _read(model, folder, within, maps or tensor_data.Maps(), own)
 
 
-def read_call(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
-    """Read one call of an operator without the model around it; raises as `read` does.
+def resolve(graph: Graph) -> Graph:
+    """Resolve the operators of a graph that was built, so that it runs; raises as `read` does.
 
     Args:
-        proto: the call.
+        graph: the graph, whose attributes are messages and bodies.  Afterwards they are keyword arguments, and `given` of each
+            node has the messages.
+
+    Returns:
+        The graph.
+    """
+    load_domain("")
+    with ensured(), without_collector():
+        scope = _detached(graph.opsets)
+        scope.resolve(graph)
+        scope.reader.finish()
+        check_nesting(_height(graph, {}))
+        graph.warnings = tuple(scope.reader.warnings)
+    return graph
+
+
+def resolved_call(node: Node, opsets: Mapping[str, int]) -> Node:
+    """A copy of a call whose attributes are messages, resolved without the graph around it; raises as `read` does.
+
+    Args:
+        node: the call, which has no bodies.
         opsets: the opset of each domain.
     """
-    header = ModelProto(ir_version=IR_VERSION)
-    for domain, version in opsets.items():
-        header.opset_import.add(domain=domain, version=version)
-    reader = _Reader(header, None, None, tensor_data.Maps(), {})
-    scope = _Scope(reader, reader.opsets, None, None)
-    for name in set(proto.input) - {""}:
-        scope.define(name)
-    node = scope._node(proto, proto.name or proto.op_type)
-    reader.finish()
-    return node
+    scope, copy = _detached(opsets), node.copy(node.inputs, node.outputs, ())
+    scope.resolve_node(copy)
+    scope.reader.finish()
+    copy.outputs = _without_omitted(copy.outputs, copy.operator.schema) if copy.operator is not None else copy.outputs
+    return copy
+
+
+def _detached(opsets: Mapping[str, int]) -> _Scope:
+    """A scope for nodes that no message has."""
+    reader = _Reader(ModelProto(ir_version=IR_VERSION), None, None, tensor_data.Maps(), {})
+    reader.opsets = dict(opsets)
+    return _Scope(reader, reader.opsets, None, None)
 
 
 def _read(
@@ -163,13 +147,10 @@ def _read(
     within: tensor_data.ModelFile | None,
     maps: tensor_data.Maps,
     own: _Operators,
-    gradients: Mapping[str, Gradient] | None,
 ) -> Graph:
-    if gradients is None:
-        check_messages(model)
+    check_messages(model)
     try:
         reader = _Reader(model, folder, within, maps, own)
-        reader.gradients = gradients or {}
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
         check_nesting(_height(graph, {}))
@@ -210,7 +191,6 @@ class _Reader:
         own: _Operators,
     ) -> None:
         self.own = own
-        self.gradients: Mapping[str, Gradient] = {}
         self.versions: dict[tuple[str, str, int], int | None] = {}
         self._operators: dict[tuple[int, int], VersionedOperator] = {}
         self.explained: set[str] = set()  # domains that the hint of a problem explains
@@ -475,6 +455,28 @@ class _Scope:
             self.cyclic.update(n for i in stuck for n in protos[i].output if n)
         return [(i, protos[i]) for i in (*order, *stuck)]
 
+    def resolve(self, graph: Graph) -> Graph:
+        """Resolve the operators of a graph that was built, and of its bodies; those that are resolved stay."""
+        graph.opsets = self.opsets
+        for value in graph.initializers.values():
+            current().keep(value.constant.nbytes)
+        for node in graph.nodes:
+            if node.operator is not None or node.domain == GRADIENT:
+                continue
+            try:
+                current().read_node()
+                self.resolve_node(node)
+            except ResourceExhausted as error:
+                raise error.locate(node=node.name, operator=node.op_type) from error.__cause__
+        return graph
+
+    def resolve_node(self, node: Node) -> None:
+        """Resolve the operator of a node, and those of its bodies; the attributes that are messages become its `given`."""
+        node.opset = self.opsets.get(node.domain, 0) or self.reader.assumed(node.domain)
+        messages = node.attributes
+        self._operator(node)
+        node.given = messages
+
     # --- nodes
 
     def _node(self, proto: NodeProto, name: str) -> Node:
@@ -483,11 +485,6 @@ class _Scope:
         opset = self.opsets.get(domain, 0) or reader.assumed(domain)
         if own := reader.own.get((domain, proto.op_type)):
             domain = own[max((v for v in own if v <= opset), default=min(own))]
-        elif (
-            not domain and opset <= lax.get(proto.op_type, 0) and (domain, proto.op_type, proto.overload) not in reader.functions
-        ):
-            load_domain(MICROSOFT)
-            domain = LAX
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}
         inputs: list[Value | None] = []
         for n in proto.input:
@@ -496,24 +493,24 @@ class _Scope:
                 self.reader.wrong("SX101", f"input {n!r} is not defined{self.reader.did_you_mean(n, self.values)}", **where)
                 value = self.define(n)
             inputs.append(value)
-        node = Node(proto.op_type, inputs, [], {}, domain, name, "", opset)
-        outputs = tuple(proto.output)
+        outputs = list(proto.output)
+        node = Node(proto.op_type, inputs, [None] * len(outputs), {}, domain, name, "", opset)
         key = (domain, proto.op_type, proto.overload)
         if key in self.reader.functions and not (is_custom(domain) and (domain, proto.op_type) in declarations):
             node.function = self._function(self.reader.functions[key], key, proto, where)
             if domain == GRADIENT and node.function is not None:
                 self._gradient(node, proto, self.reader.functions[key], where)
         else:
-            node.gradient = reader.gradients.get(name)
-            if node.gradient is None or domain != GRADIENT:
-                self._operator(node, proto, outputs, where)
+            node.attributes = {a.name: a for a in proto.attribute}
+            if len(node.attributes) < len(proto.attribute):
+                times = Counter(a.name for a in proto.attribute if a.name)
+                for n in (n for n, k in times.items() if k > 1):
+                    reader.wrong("SX107", f"attribute {n!r} is set more than once", **where)
+            self._operator(node, is_hidden=is_private(proto.domain))
         if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
             self._forward_graph(node, where)
         if node.operator is not None:
             outputs = _without_omitted(outputs, node.operator.schema)
-        node.outputs = [None] * len(outputs)
-        for problem in subgraph_problems(node) if node.graphs else ():
-            reader.wrong("SX107", problem, **where)
         node.outputs = [self.define(n) if n else None for n in outputs]
         for body in node.bodies if proto.attribute else ():
             body.owner = node
@@ -556,100 +553,103 @@ class _Scope:
         node.forward_graph = scope._graph(f"between_{node.name}", tuple(map(Declared, names)), (Declared(y),), nodes, {})
         node.inputs += outer
 
-    def _operator(self, node: Node, proto: NodeProto, outputs: tuple[str, ...], where: dict[str, Any]) -> None:
-        reader, domain = self.reader, node.domain
+    def _operator(self, node: Node, *, is_hidden: bool = False) -> None:
+        """Resolve the operator of a node, whose attributes are messages and bodies; `is_hidden`: no file may name its domain."""
+        reader, op_type = self.reader, node.op_type
+        if not node.domain and node.opset <= lax.get(op_type, 0):
+            load_domain(MICROSOFT)
+            node.domain = LAX
+        domain = node.domain
+        where = {"node": node.name, "operator": op_type, "opset": node.opset or None}
         shown = DOMAINS.get(domain, public_domain(domain))
         if not node.opset:
             reader.wrong("SX106", f"the model does not import an opset of domain {shown!r}", **where)
             return
-        known = None if is_private(proto.domain) else schemas.get((domain, proto.op_type))
-        if not proto.op_type:
+        known = None if is_hidden else schemas.get((domain, op_type))
+        if not op_type:
             reader.wrong("SX107", "a node must have an op_type", **where)
             return
         if known is None:
-            close = reader.did_you_mean(proto.op_type, (n for d, n in schemas if d == domain)).replace("'", "")
-            text = f"{shown} has no operator {proto.op_type}, and the model does not define it{close}"
-            hint = "" if domain else other_domains.without_domain(proto.op_type)
+            close = reader.did_you_mean(op_type, (n for d, n in schemas if d == domain)).replace("'", "")
+            text = f"{shown} has no operator {op_type}, and the model does not define it{close}"
+            hint = "" if domain else other_domains.without_domain(op_type)
             if is_custom(domain) and (domain == MICROSOFT or domain not in reader.explained):
-                hint = other_domains.of_domain(domain, proto.op_type, "" if reader.explained else definition_lines(proto))
+                hint = other_domains.of_domain(domain, op_type, "" if reader.explained else definition_lines(node))
                 reader.explained.add(domain)
             reader.lacks("SX202", text, **where, hint=hint)
-            self._attributes(proto, None, where)
+            self._attributes(node, None, where)
             return
-        called = (domain, proto.op_type, node.opset)
+        called = (domain, op_type, node.opset)
         version = reader.versions.get(called)
         if version is None:
             version = reader.versions[called] = schema_version(*called)
         if version is None:
-            text = f"{proto.op_type} requires opset {min(known)} of {shown} or later, got {node.opset}"
-            reader.wrong("SX107", text, **where, hint="" if domain else other_domains.newer(proto.op_type))
+            text = f"{op_type} requires opset {min(known)} of {shown} or later, got {node.opset}"
+            reader.wrong("SX107", text, **where, hint="" if domain else other_domains.newer(op_type))
             return
-        declared = declarations.get((domain, proto.op_type), {})
+        declared = declarations.get((domain, op_type), {})
         if version not in declared:
             there = ", ".join(map(str, sorted(declared))) or "none"
             reader.lacks(
                 "SX201",
-                f"{proto.op_type}-{version}, which opset {node.opset} selects, is not declared (declared: {there})",
+                f"{op_type}-{version}, which opset {node.opset} selects, is not declared (declared: {there})",
                 **where,
                 version=version,
-                hint=undeclared.get((domain, proto.op_type), ""),
+                hint=undeclared.get((domain, op_type), ""),
             )
-            self._attributes(proto, None, where)
+            self._attributes(node, None, where)
             return
         declaration = declared[version]
         schema = known[version]
-        signature = _signature(schema)
-        self._arity(tuple(proto.input), outputs, schema, signature, where)
-        given = self._attributes(proto, signature.types, where)
+        signature = signature_of(schema)
+        self._arity(node, schema, signature, where)
+        given = self._attributes(node, signature.attributes, where)
         for name, value in declaration.absent.items():
             if given.get(name) == value:
                 del given[name]
-                text = f"{name}={value:g} of {proto.op_type} {node.name!r} is read as no {name}, as its exporters mean it"
+                text = f"{name}={value:g} of {op_type} {node.name!r} is read as no {name}, as its exporters mean it"
                 reader.warnings.append(text)
         node.given = frozenset(given)
         node.attributes = self._arguments(given, schema, signature, declaration, where)
         node.operator = reader.operator(declaration, version)
+        for problem in subgraph_problems(node) if node.bodies else ():
+            reader.wrong("SX107", problem, **where)
 
-    def _arity(
-        self,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        schema: defs.OpSchema,
-        signature: _Signature,
-        where: dict[str, Any],
-    ) -> None:
-        for kind, names, (low, high) in (("inputs", inputs, signature.inputs), ("outputs", outputs, signature.outputs)):
-            if not low <= len(names) <= high:
+    def _arity(self, node: Node, schema: defs.OpSchema, signature: Signature, where: dict[str, Any]) -> None:
+        counts = zip(("inputs", "outputs"), (len(node.inputs), len(node.outputs)), signature.counts, strict=True)
+        for kind, count, (low, high) in counts:
+            if not low <= count <= high:
                 bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
-                self.reader.wrong("SX107", f"{_called(schema)} must have {bound} {kind}, got {len(names)}", **where)
-            elif kind == "inputs" and "" in names:
-                for formal in (signature.required.get(i) for i, name in enumerate(names) if not name):
-                    if formal is not None:
-                        self.reader.wrong("SX107", f"{_called(schema)} requires the input {formal!r}", **where)
+                self.reader.wrong("SX107", f"{_called(schema)} must have {bound} {kind}, got {count}", **where)
+            elif kind == "inputs" and None in node.inputs:
+                for formal in (
+                    f for f, value in zip(signature.inputs, node.inputs, strict=False) if f.required and value is None
+                ):
+                    self.reader.wrong("SX107", f"{_called(schema)} requires the input {formal.name!r}", **where)
 
-    def _attributes(self, proto: NodeProto, types: dict[str, int] | None, where: dict[str, Any]) -> dict[str, Any]:
-        """The node's attributes as Python values; `types` are those of the schema (None: any)."""
+    def _attributes(self, node: Node, types: dict[str, int] | None, where: dict[str, Any]) -> dict[str, Any]:
+        """A node's attributes as Python values; `types` are those of the schema (None: any)."""
         given: dict[str, Any] = {}
-        for attribute in proto.attribute:
-            name = attribute.name
-            if name in given:
-                self.reader.wrong("SX107", f"attribute {name!r} is set more than once", **where)
-            if attribute.ref_attr_name and name:
-                bound = self._bound(attribute, where)
-                if bound is None:
-                    continue  # as if the node did not set it
-                attribute = bound
-            if problem := attribute_problem(attribute, self.reader.ir_version):
-                self.reader.wrong("SX107", problem, **where)
-                continue
-            kind = kind_of(attribute)
+        for name, attribute in node.attributes.items():
+            if isinstance(attribute, Graph):
+                kind = int(AttributeProto.GRAPH)
+            else:
+                if attribute.ref_attr_name and name:
+                    bound = self._bound(attribute, where)
+                    if bound is None:
+                        continue  # as if the node did not set it
+                    attribute = bound
+                if problem := attribute_problem(attribute, self.reader.ir_version):
+                    self.reader.wrong("SX107", problem, **where)
+                    continue
+                kind = kind_of(attribute)
             if types is not None and name not in types:
                 known = ", ".join(sorted(types)) or "none"
-                self.reader.wrong("SX107", f"{proto.op_type} has no attribute {name!r} (it has: {known})", **where)
+                self.reader.wrong("SX107", f"{node.op_type} has no attribute {name!r} (it has: {known})", **where)
             elif types is not None and kind != types[name]:
                 want = AttributeProto.AttributeType.Name(types[name])
                 have = AttributeProto.AttributeType.Name(kind)
-                self.reader.wrong("SX107", f"attribute {name!r} of {proto.op_type} must be {want}, got {have}", **where)
+                self.reader.wrong("SX107", f"attribute {name!r} of {node.op_type} must be {want}, got {have}", **where)
             else:
                 given[name] = self._attribute(attribute, kind, where)
         return given
@@ -662,7 +662,9 @@ class _Scope:
             return None
         return self.bindings[reference.ref_attr_name]
 
-    def _attribute(self, attribute: AttributeProto, kind: int, where: dict[str, Any]) -> Any:
+    def _attribute(self, attribute: AttributeProto | Graph, kind: int, where: dict[str, Any]) -> Any:
+        if isinstance(attribute, Graph):
+            return self._nested(lambda: _Scope(self.reader, self.opsets, self, None).resolve(attribute))
         value = value_of(attribute, kind)
         try:
             if kind == AttributeProto.STRING:
@@ -691,7 +693,7 @@ class _Scope:
         self,
         given: dict[str, Any],
         schema: defs.OpSchema,
-        signature: _Signature,
+        signature: Signature,
         declaration: Declaration,
         where: dict[str, Any],
     ) -> dict[str, Any]:
@@ -701,11 +703,11 @@ class _Scope:
             if name in given:
                 arguments[name] = given[name]
                 continue
-            formal = signature.attributes.get(name)
-            if formal is not None and formal.default_value.type:
-                arguments[name] = self._attribute(formal.default_value, formal.default_value.type, where)
-            elif formal is not None and formal.required:
-                self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} requires the attribute {name!r}", **where)
+            if name in signature.defaults:
+                value = signature.defaults[name]
+                arguments[name] = self._attribute(value, value.type, where)
+            elif name in signature.required:
+                self.reader.wrong("SX107", f"{_called(schema)} requires the attribute {name!r}", **where)
             elif default is not REQUIRED:
                 arguments[name] = default
         return arguments
@@ -765,7 +767,9 @@ class _Scope:
         known = set(map(str, range(kinds["x"])))
         if not known.issuperset(places) or len(set(places)) < len(places) or len(call.output) != len(places):
             return
-        attributes = self._attributes(call, _signature(schemas["", name][version]).types, where)
+        node.attributes = {a.name: a for a in call.attribute}
+        attributes = self._attributes(node, signature_of(schemas["", name][version]).attributes, where)
+        node.attributes = {}
         node.inputs += [None] * (len(named) - len(node.inputs))
         results = (*node.inputs[len(named) - kinds["y"] :], *node.inputs[kinds["dy"] :])
         of = next((v.name for v in results if v is not None), "")
@@ -787,12 +791,12 @@ class _Scope:
         return scope._graph(proto.name, inputs, outputs, nodes, {})
 
 
-def _without_omitted(names: tuple[str, ...], schema: defs.OpSchema) -> tuple[str, ...]:
-    """The names of a node's outputs without optional ones at the end that it omits by the name ""."""
-    count = len(names)
-    while count and not names[count - 1] and count <= len(schema.outputs) and schema.outputs[count - 1].option == _OPTIONAL:
+def _without_omitted(outputs: Sequence[Any], schema: defs.OpSchema) -> list[Any]:
+    """The outputs of a node, or their names, without optional ones at the end that it omits by None, or by the name ""."""
+    count = len(outputs)
+    while count and not outputs[count - 1] and count <= len(schema.outputs) and schema.outputs[count - 1].option == _OPTIONAL:
         count -= 1
-    return names[:count]
+    return list(outputs[:count])
 
 
 def _name(tensor: Any) -> str:

@@ -21,12 +21,14 @@ class FormalParameter:
     """An input or output.
 
     Attributes:
+        name: its name.
         bound: the only dtype, or the name of a type that several parameters share; None if its type is its own.
         codes: the element types of tensors that it may be.
         required: whether it must not be absent.
         repeats: whether it stands for any number of values.
     """
 
+    name: str
     bound: np.dtype[Any] | str | None
     codes: frozenset[int]
     required: bool
@@ -43,6 +45,7 @@ class Signature:
         attributes: the type of each attribute, a code of AttributeProto.
         required: the attributes that must not be absent.
         defaults: the attributes that have a default.
+        counts: the lowest and the highest number of inputs, and those of outputs.
     """
 
     inputs: tuple[FormalParameter, ...]
@@ -50,6 +53,7 @@ class Signature:
     attributes: dict[str, int]
     required: frozenset[str]
     defaults: dict[str, AttributeProto]
+    counts: tuple[tuple[int, int], tuple[int, int]]
 
 
 def parameter(parameters: Sequence[FormalParameter], i: int) -> FormalParameter | None:
@@ -69,7 +73,7 @@ def signature_of(schema: defs.OpSchema) -> Signature:
         tensors = [dtypes.from_type_string(n) for n in names]
         bound = None if not formal.is_homogeneous else tensors[0] if len(names) == 1 else formal.type_str
         codes = frozenset(dtypes.onnx_code(d) for d in tensors if d is not None)
-        return FormalParameter(bound, codes, formal.option == _SINGLE, formal.option == _VARIADIC)
+        return FormalParameter(formal.name, bound, codes, formal.option == _SINGLE, formal.option == _VARIADIC)
 
     return Signature(
         tuple(map(read, schema.inputs)),
@@ -77,4 +81,5 @@ def signature_of(schema: defs.OpSchema) -> Signature:
         {n: int(cast(Any, a.type).value) for n, a in schema.attributes.items()},
         frozenset(n for n, a in schema.attributes.items() if a.required),
         {n: a.default_value for n, a in schema.attributes.items() if a.default_value.name},
+        ((schema.min_input, schema.max_input), (schema.min_output, schema.max_output)),
     )

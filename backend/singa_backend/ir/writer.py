@@ -1,17 +1,19 @@
 """Writes graphs back to the messages that they were read from: what did not change stays as it is, and no weights are copied.
 
-So unknown fields, comments, sparse tensors, and the types of values that still exist are kept.
+So unknown fields, comments, sparse tensors, and the types of values that still exist are kept.  A graph that was built, not read,
+is written by `graph_message`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
+from onnx.numpy_helper import from_array
 
 from ..proto.messages import FreshNames
-from ..proto.schemas import plain_domain
+from ..proto.schemas import plain_domain, public_domain
 from .graph import Graph, Node, Value
 
 
@@ -107,12 +109,14 @@ def node_message(
     body: Callable[[Graph], GraphProto] | None = None,
 ) -> NodeProto:  # fmt: skip
     """Create the message of a node; `attribute` and `body` return what it contains in place of a message or a graph."""
-    proto = NodeProto(op_type=node.op_type, domain=node.domain or None, name=node.name or None, overload=node.overload or None)
+    domain = public_domain(node.domain) or None
+    proto = NodeProto(op_type=node.op_type, domain=domain, name=node.name or None, overload=node.overload or None)
     graph = node.graph if graph is None else graph
     assert graph is not None
     proto.input.extend(value_names(node.inputs, graph))
     proto.output.extend(value_names(node.outputs, graph))
-    for name, value in node.attributes.items():
+    messages: Mapping[str, Any] = node.given if node.operator is not None and isinstance(node.given, Mapping) else node.attributes
+    for name, value in messages.items():
         if isinstance(value, AttributeProto):
             proto.attribute.append(value if attribute is None else attribute(value))
         elif body is not None and isinstance(value, Graph):
@@ -120,6 +124,39 @@ def node_message(
         elif body is not None:
             proto.attribute.add(name=name, type=AttributeProto.GRAPHS).graphs.extend(map(body, value))
     return proto
+
+
+def graph_message(graph: Graph, tensor: Callable[[Value], TensorProto] | None = None) -> GraphProto:
+    """Create the message of a graph that was built; `tensor` returns that of an initializer."""
+    proto = GraphProto(name=graph.name)
+    for node in graph.nodes:
+        message = node_message(node, graph, body=graph_message)
+        for field in ("domain", "overload"):  # an empty one is written if the proto of the node has it, or for any other call
+            if field == "domain" if node.proto is None else node.proto.HasField(field):
+                setattr(message, field, getattr(message, field))
+        proto.node.append(message)
+    proto.initializer.extend(map(tensor or (lambda v: from_array(v.constant, v.name)), graph.initializers.values()))
+    for v in graph.declared_inputs:
+        proto.input.add(name=v.name, type=v.type)
+    for name, v in zip(value_names(graph.outputs, graph), graph.declared_outputs, strict=True):
+        proto.output.add(name=name, type=v.type)
+    return proto
+
+
+def function_message(graph: Graph, domain: str, opset: int, **fields: Any) -> FunctionProto:
+    """Create the message of a function from a graph that was built; its constants become nodes.
+
+    Args:
+        graph: the body, whose name is that of the function.
+        domain: of the function.
+        opset: of the body.
+        **fields: further arguments of `onnx.helper.make_function`.
+    """
+    proto = graph_message(graph)
+    constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in proto.initializer]
+    inputs, outputs = [v.name for v in proto.input], [v.name for v in proto.output]
+    nodes, imports = [*constants, *proto.node], [helper.make_opsetid("", opset)]
+    return helper.make_function(public_domain(domain), graph.name, inputs, outputs, nodes, imports, **fields)
 
 
 def _values(graph: Graph, proto: GraphProto) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import limits
 from ..autodiff.flow import live_inputs
-from ..autodiff.replay import graph_of_subgraph, run_subgraph, subgraph_gradients
+from ..autodiff.replay import run_subgraph, subgraph_gradients
 from ..devices import namespaces
 from ..devices.namespaces import Xp
 from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
@@ -125,7 +125,7 @@ def loop_gradient(
     floats = [i for i, s in enumerate(v_initial) if is_float(op.dtype(s))]
     live = live_inputs(body, [False, *(dy is not None for dy in dys)], [(1 + k, 2 + k) for k in range(n)])
     asked = [i for i in range(len(captured)) if needs[2 + n + i] and 2 + n + i in live]
-    shapes = _shapes(graph_of_subgraph(body))
+    shapes = _shapes(body.graph)
 
     def called(inner: Op, i: V, go: V, state: Sequence[V]) -> list[V]:
         first = [inner.Reshape(x, list(s)) if s else x for x, s in zip((i, go), shapes, strict=True)]

@@ -85,7 +85,7 @@ def flex_attention_decomposition(
 
     def modified(x: V, body: Subgraph | None) -> V:
         x = op.Cast(x, to=code)
-        return x if body is None else run_subgraph(op, body, [x, *body.captured.values()])[0]
+        return x if body is None else run_subgraph(op, body, [x, *body.captured])[0]
 
     probs = modified(op.Softmax(modified(scores, score_mod), axis=-1), prob_mod)
     return op.cast(op.MatMul(probs, op.Cast(for_each_query_head(op, v, q), to=code)), q)

@@ -481,9 +481,9 @@ def scan_9(
     outputs: int,
 ) -> Any:
     """Before opset 11 axes had to be non-negative."""
-    xs, made = values[len(values) - num_scan_inputs :], body.proto.output[len(values) - num_scan_inputs :]
+    xs, made = values[len(values) - num_scan_inputs :], body.graph.declared_outputs[len(values) - num_scan_inputs :]
     ranks = [op.rank_of(x, "a scanned value") for x in xs] if min(scan_input_axes or (0,)) < 0 else []
-    if min(scan_output_axes or (0,)) < 0 and not all(v.type.tensor_type.HasField("shape") for v in made):
+    if min(scan_output_axes or (0,)) < 0 and any(v.shape is None for v in made):
         raise Unwritable("Scan-9 requires non-negative axes, and the ranks of the outputs of its graph are not known")
     given = {
         "body": body, "num_scan_inputs": num_scan_inputs,
@@ -493,7 +493,7 @@ def scan_9(
     if ranks:
         given["scan_input_axes"] = [a % rank for a, rank in zip(scan_input_axes, ranks, strict=True)]
     if min(scan_output_axes or (0,)) < 0:
-        sizes = [len(v.type.tensor_type.shape.dim) + 1 for v in made]
+        sizes = [len(v.shape or ()) + 1 for v in made]
         given["scan_output_axes"] = [a % rank for a, rank in zip(scan_output_axes, sizes, strict=True)]
     return op.at_target("Scan", values, given, outputs=outputs)
 

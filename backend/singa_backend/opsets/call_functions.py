@@ -10,22 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import FunctionProto, GraphProto, NodeProto, TypeProto, helper
+from onnx import FunctionProto, NodeProto, TypeProto, helper
 
 from .. import dtypes
 from ..errors import SonnxError
 from ..interpreters.builder import GraphBuilder
 from ..ir.declaration import Declaration
 from ..ir.gradient import FORM
-from ..proto.schemas import public_domain, schemas
+from ..ir.graph import Node
+from ..ir.writer import function_message
+from ..proto.schemas import schemas
 
 OVERLOADS = 10
 """The IR version from which functions have overloads."""
 
 
-def body_nodes(graph: GraphProto) -> list[NodeProto]:
-    """The nodes of a graph as those of a function, which has no initializers."""
-    return [*(helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer), *graph.node]
+def form_name(name: str, number: int, opset: int) -> tuple[str, str]:
+    """The name and the overload of the function of a form, in a file of an opset."""
+    if helper.find_min_ir_version_for([helper.make_opsetid("", opset)]) >= OVERLOADS:
+        return name, f"form{number}"
+    return f"{name}{FORM}{number}", ""
 
 
 @dataclass
@@ -49,59 +53,49 @@ class CallFunctions:
         version: int,
         inputs: Sequence[Any],
         given: dict[str, Any],
-        name: str,
+        node: Node | None,
     ) -> None:
         """Let a node call the function of its form, if the operator has a body in ONNX's operators.
 
         Args:
-            builder: of the graph; its node receives the overload, or the numbered name.
+            builder: of the graph.
             declaration: of the operator.
             version: of the operator.
             inputs: of the call; the body may depend on the shapes of constants.
             given: the attributes.
-            name: of the first output of the call.
+            node: the call, which receives the overload, or the numbered name.
         """
-        if declaration.decomposition_rule is None:
+        if declaration.decomposition_rule is None or node is None:
             return
-        node = next(n for n in reversed(builder.nodes) if name in n.output)
         types = [None if v is None else builder.type_of(v) for v in inputs]
         is_constant = [v is not None and builder.constant_value(v) is not None for v in inputs]
         open_types = [t if c or t is None else _without_shape(t) for t, c in zip(types, is_constant, strict=True)]
         for used in (open_types, types):
-            key = (node.domain, node.op_type, version, len(node.output), tuple(map(_bytes, used)), repr(sorted(given.items())))
+            key = (node.domain, node.op_type, version, len(node.outputs), tuple(map(_bytes, used)), repr(sorted(given.items())))
             made = self.forms.get(key) or self._function(node, declaration, version, used, given)
             if made is not None:
                 self.forms[key] = made
-                node.op_type, node.overload = made.name, made.overload
+                node.change(op_type=made.name, overload=made.overload, proto=NodeProto(overload=made.overload))
                 return
 
     def _function(
-        self, node: NodeProto, declaration: Declaration, version: int, types: Sequence[TypeProto | None], given: dict[str, Any]
+        self, node: Node, declaration: Declaration, version: int, types: Sequence[TypeProto | None], given: dict[str, Any]
     ) -> FunctionProto | None:
         writer = self.writer()
         builder, schema = writer.builder, schemas[declaration.domain, declaration.name][version]
         names = [schema.inputs[min(i, len(schema.inputs) - 1)].name + ("" if i < len(schema.inputs) else f"_{i}")
                  for i in range(len(types))]  # fmt: skip
         inputs = [None if t is None else builder.input(n, t) for n, t in zip(names, types, strict=True)]
-        outputs = [schema.outputs[min(i, len(schema.outputs) - 1)].name for i in range(len(node.output))]
+        outputs = [schema.outputs[min(i, len(schema.outputs) - 1)].name for i in range(len(node.outputs))]
         outputs = [n if n not in (*names, *outputs[:i]) else f"{n}_{i}_result" for i, n in enumerate(outputs)]
         try:
             made = declaration.decompose(writer, version, inputs, given, len(outputs))
-            graph = builder.proto(node.op_type, builder.finish(made, outputs))
+            graph = builder.finish(made, outputs)
         except (SonnxError, ValueError, TypeError, AttributeError):
             return None
         number = 1 + sum(f.name.partition(FORM)[0] == node.op_type for f in self.forms.values())
-        overloads = helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)]) >= OVERLOADS
-        return helper.make_function(
-            public_domain(declaration.domain),
-            node.op_type if overloads else f"{node.op_type}{FORM}{number}",
-            names,
-            outputs,
-            body_nodes(graph),
-            [helper.make_opsetid("", self.opset)],
-            attributes=sorted(given),
-            overload=f"form{number}" if overloads else "",
-        )
+        graph.name, overload = form_name(node.op_type, number, self.opset)
+        return function_message(graph, declaration.domain, self.opset, attributes=sorted(given), overload=overload)
 
 
 def _without_shape(type: TypeProto) -> TypeProto:

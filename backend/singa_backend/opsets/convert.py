@@ -48,7 +48,7 @@ def _named_visit(writer: Any, node: Node, inputs: list[Any], frame: list[Any]) -
     Equal nodes are not shared, because the outputs of each have other names.
     """
     builder, problems = writer.builder, [] if writer.problems is None else writer.problems
-    before, noted = len(builder.nodes), len(problems)
+    before, noted = builder.ir.last, len(problems)
     builder.forget_calls()
     try:
         made = visit(writer, node, inputs, frame)

@@ -9,39 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from onnx import FunctionProto, GraphProto, TypeProto, helper
+from onnx import FunctionProto, TypeProto, helper
 
 from .. import dtypes
 from ..ir.declaration import declarations
-from ..proto.messages import graphs
+from ..ir.graph import Graph
+from ..ir.writer import function_message
 from ..proto.schemas import is_custom, schema_version, schemas, type_strings
-from .call_functions import body_nodes
 from .target_schema import written_as_function
 from .writer import OpsetWriter
 
 
-def functions(graph: GraphProto, opset: int, imported: Callable[[str], int]) -> list[FunctionProto]:
+def functions(graph: Graph, imported: Callable[[str], int]) -> list[FunctionProto]:
     """The function bodies of the custom operators in a graph and its subgraphs.
 
     Args:
         graph: the graph.
-        opset: the opset of the bodies.
         imported: returns the version of a domain in the graph.
     """
-    found: dict[tuple[str, str], None] = {}
-    pending = [graph]
-    while pending:
-        g = pending.pop()
-        for node in g.node:
-            if is_custom(node.domain):
-                found[node.domain, node.op_type] = None
-            pending += graphs(node)
     made = []
-    for domain, name in found:
+    for domain, name in dict.fromkeys((n.domain, n.op_type) for n in graph.all_nodes() if is_custom(n.domain)):
         version = schema_version(domain, name, imported(domain))
         declaration = declarations.get((domain, name), {}).get(version or 0)
         if version and declaration is not None and written_as_function(declaration, version):
-            made.append(_function(domain, name, version, opset))
+            made.append(_function(domain, name, version, graph.opsets[""]))
     return made
 
 
@@ -53,9 +44,8 @@ def _function(domain: str, name: str, version: int, opset: int) -> FunctionProto
     builder = writer.builder
     inputs = [builder.input(p.name, _type(type_strings(form)[p.type_str])) for p in form.inputs]
     names = [p.name for p in form.outputs]
-    graph = builder.proto(name, builder.finish(declaration.decompose(writer, version, inputs, {}, len(names)), names))
-    imports = [helper.make_opsetid("", opset)]
-    return helper.make_function(domain, name, [s.name for s in inputs], names, body_nodes(graph), imports)
+    made = declaration.decompose(writer, version, inputs, {}, len(names))
+    return function_message(builder.finish(made, names, name), domain, opset)
 
 
 def _type(allowed: Sequence[str]) -> TypeProto | None:

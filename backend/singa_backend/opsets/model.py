@@ -1,17 +1,18 @@
-"""Write a finished graph as a ModelProto."""
+"""Complete a graph that was built, and write it as a ModelProto."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ..errors import UnsupportedModel
 from ..interpreters.builder import GraphBuilder
+from ..ir.graph import Graph, Value
+from ..ir.writer import graph_message
 from ..proto import save
-from ..proto.messages import graphs
-from ..proto.schemas import is_private, newest, newest_taken, public_domain, schema_version
+from ..proto.schemas import public_domain
 from .custom_functions import functions
 from .rule_bodies import gradient_functions
 from .writer import OpsetWriter
@@ -24,7 +25,6 @@ def to_model(
     names: Sequence[str] | None = None,
     *,
     deferred: bool = False,
-    functions_of_gradients: bool = True,
 ) -> ModelProto:
     """The model of a graph, with the opsets that its nodes require and the function bodies of custom operators.
 
@@ -33,68 +33,48 @@ def to_model(
         name: the name of the graph.
         outputs: the values of its outputs.
         names: the names of the outputs; None for those of the values.
-        functions_of_gradients: whether the gradients that are calls have functions; without them only this process reads it.
         deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.attach_data`.
     """
-    forms: list[FunctionProto] = []
     if isinstance(graph, OpsetWriter):
-        builder, outputs = graph.builder, graph.own(outputs, names)
-        forms = list(graph.functions.forms.values()) if graph.functions is not None else []
-    else:
-        builder = graph
-    proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
-    bodies = [*functions(proto, builder.opset, builder.imported), *forms]
-    if functions_of_gradients:
-        bodies += gradient_functions(proto, builder)
-    used: dict[str, set[str]] = {o.domain: set() for f in bodies for o in f.opset_import}
-    for node in _nodes(proto):
-        used.setdefault(node.domain, set()).add(node.op_type)
-    imports = [helper.make_opsetid("", builder.opset)]
-    for domain in sorted(used.keys() - {""}):
-        imports.append(helper.make_opsetid(domain, builder.domains.get(domain) or _version(domain, used[domain])))
-    model = helper.make_model(proto, opset_imports=imports, functions=bodies, producer_name="sonnx")
-    if any(is_private(d) for d in used):
-        _publish(model)
+        return model_of(graph, graph.builder.finish(graph.own(outputs, names), names, name), deferred=deferred)
+    return model_of(graph, graph.finish(outputs, names, name), deferred=deferred)
+
+
+def model_of(writer: GraphBuilder | OpsetWriter, graph: Graph, *, deferred: bool = False) -> ModelProto:
+    """The model of a graph that a builder or writer has finished; `deferred` as in `to_model`."""
+    builder = writer.builder if isinstance(writer, OpsetWriter) else writer
+    calls, arrays = writer.functions if isinstance(writer, OpsetWriter) else None, builder.arrays
+
+    def tensor(value: Value) -> TensorProto:
+        return (save.without_data if value.name in arrays else numpy_helper.from_array)(value.constant, value.name)
+
+    versions: dict[str, int] = {}
+    for domain, version in graph.opsets.items():
+        public = public_domain(domain)
+        versions[public] = max(versions.get(public, 0), version)
+    _check_names(graph)
+    gradients = gradient_functions(graph)
+    model = helper.make_model(
+        graph_message(graph, tensor),
+        opset_imports=[helper.make_opsetid(d, v) for d, v in versions.items()],
+        functions=[*functions(graph, builder.imported), *(calls.forms.values() if calls is not None else ()), *gradients],
+        producer_name="sonnx",
+    )
     finish(model)
     if not deferred:
-        save.attach_data(model.graph, builder.arrays)
+        save.attach_data(model.graph, arrays)
     return model
 
 
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for inner in graphs(node):
-            yield from _nodes(inner)
-
-
-def _publish(model: ModelProto) -> None:
-    """Write the public domains of operators that only some models have; raises UnsupportedModel if two would be one (SX206)."""
-    nodes = [*_nodes(model.graph), *(n for f in model.functions for n in f.node)]
-    found: dict[tuple[str, str], str] = {}
-    for node in nodes:
+def _check_names(graph: Graph) -> None:
+    """Raise UnsupportedModel (SX206) if two operators that only some models have would be one in a file."""
+    domains: dict[tuple[str, str], str] = {}
+    for node in graph.all_nodes():
         public = public_domain(node.domain)
-        if found.setdefault((public, node.op_type), node.domain) != node.domain:
-            text = f"a file must have one operator {public}.{node.op_type}, got those of {found[public, node.op_type]!r} and "
-            raise UnsupportedModel(f"{text}{node.domain!r}", code="SX206", operator=node.op_type)
-    named: list[NodeProto | FunctionProto] = [*nodes, *model.functions]
-    for one in named:
-        one.domain = public_domain(one.domain)
-    holders: list[ModelProto | FunctionProto] = [model, *model.functions]
-    for holder in holders:
-        versions: dict[str, int] = {}
-        for entry in holder.opset_import:
-            domain = public_domain(entry.domain)
-            versions[domain] = max(versions.get(domain, 0), entry.version)
-        del holder.opset_import[:]
-        holder.opset_import.extend(helper.make_opsetid(d, v) for d, v in versions.items())
-
-
-def _version(domain: str, names: Iterable[str]) -> int:
-    """The opset of a domain that the model does not import yet: that of released runtimes if they have these operators."""
-    taken, top = newest_taken(domain), newest(domain)
-    same = all(schema_version(domain, n, taken) == schema_version(domain, n, top) for n in names)
-    return (taken if same else top) or 1
+        other = domains.setdefault((public, node.op_type), node.domain)
+        if other != node.domain:
+            text = f"a file must have one operator {public}.{node.op_type}, got those of {other!r} and {node.domain!r}"
+            raise UnsupportedModel(text, code="SX206", operator=node.op_type)
 
 
 def finish(model: ModelProto) -> None:

@@ -11,17 +11,18 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from onnx import FunctionProto, GraphProto, helper
+from onnx import FunctionProto, helper
 
 from .. import dtypes
 from ..autodiff.tape import gradients_by_rule
 from ..interpreters.base import DifferentiatedCall, Interpreter
-from ..interpreters.builder import GraphBuilder, Symbol, attribute_proto
+from ..interpreters.builder import Symbol
 from ..interpreters.given import Given
-from ..ir.gradient import FORM, GRADIENT, Gradient
+from ..ir.gradient import GRADIENT, Gradient
 from ..ir.graph import Graph
-from ..ir.reader import read
-from .call_functions import OVERLOADS, body_nodes
+from ..ir.reader import resolve
+from ..ir.writer import function_message
+from .call_functions import form_name
 
 FORMS = 4096
 """The number of forms of calls that are remembered."""
@@ -95,11 +96,7 @@ class RuleBodies:
         dys, inputs, outputs = gradient.split(values)
         found = gradients_by_rule(writer, DifferentiatedCall(operator, gradient.attributes, inputs, outputs, dys, needs))
         returned = {f"dx{i}": g for i, g in enumerate(found) if g is not None}
-        proto = builder.proto(operator.declaration.name, builder.finish(list(returned.values()), list(returned)))
-        model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10)
-        graph = read(model, gradients=builder.gradients)
-        graph.proto = proto
-        return graph
+        return resolve(builder.finish(list(returned.values()), list(returned)))
 
 
 def _given(op: Interpreter[Any], value: Any) -> Given | None:
@@ -112,32 +109,20 @@ def _given(op: Interpreter[Any], value: Any) -> Given | None:
     return Given(dtypes.numpy_dtype(type.tensor_type.elem_type), shape, constant.tobytes() if small else None)
 
 
-def gradient_functions(graph: GraphProto, builder: GraphBuilder) -> list[FunctionProto]:
-    """Let the gradients in a graph call functions, one for each body; return these.
-
-    Args:
-        graph: the graph, which is changed.
-        builder: what has written it.
-    """
-    overloads = helper.find_min_ir_version_for([helper.make_opsetid("", builder.opset)]) >= OVERLOADS
+def gradient_functions(graph: Graph) -> list[FunctionProto]:
+    """Let the gradients in a graph call functions, one for each body; return these."""
     functions: dict[Graph, FunctionProto] = {}
     counts: Counter[str] = Counter()
-    for node in graph.node:
-        gradient = builder.gradients.get(node.name)
-        if node.domain != GRADIENT or gradient is None or gradient.write is None:
+    for node in graph.nodes:
+        gradient, body = node.gradient, node.body() if node.domain == GRADIENT else None
+        if gradient is None or body is None:
             continue
-        attributes = gradient.attributes
-        body, name = gradient.write(), f"{gradient.operator.declaration.name}_{gradient.operator.version}"
         if body not in functions:
+            name = f"{gradient.operator.declaration.name}_{gradient.operator.version}"
             counts[name] += 1
-            functions[body] = helper.make_function(
-                GRADIENT, name if overloads else f"{name}{FORM}{counts[name]}", [v.name for v in body.inputs],
-                [v.name for v in body.outputs], body_nodes(body.proto), [helper.make_opsetid("", builder.opset)],
-                attributes=sorted(attributes), overload=f"form{counts[name]}" if overloads else "",
-            )  # fmt: skip
-        node.op_type, node.overload = functions[body].name, functions[body].overload
-        declaration, version = gradient.operator.declaration, gradient.operator.version
-        node.attribute.extend(
-            attribute_proto(declaration.domain, declaration.name, version, n, v) for n, v in sorted(attributes.items())
-        )
+            body.name, overload = form_name(name, counts[name], graph.opsets[""])
+            functions[body] = function_message(
+                body, GRADIENT, body.opsets[""], attributes=sorted(gradient.attributes), overload=overload
+            )
+        node.change(op_type=functions[body].name, overload=functions[body].overload)
     return list(functions.values())

@@ -129,8 +129,8 @@ def _check_graphs(schema: Any, parts: SchemaParts, attributes: dict[str, Any]) -
     """Check the types of the outputs of graph attributes, which become results of the node."""
     for body in (v for v in attributes.values() if isinstance(v, Subgraph)):
         returns = parts.allowed[parts.outputs[-1]]
-        for info in body.proto.output:
-            has = type_string(info.type)
+        for declared in body.graph.declared_outputs:
+            has = type_string(declared.type)
             if has and has not in returns and f"seq({has})" not in returns:
                 raise Unwritable(f"{_label(schema)} does not return {has}", operator=schema.name)
 

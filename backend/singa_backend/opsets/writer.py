@@ -268,7 +268,7 @@ class OpsetWriter(Interpreter[Symbol]):
         """The outputs of a call that is kept as it is, with its function body if the file has those."""
         made = self.builder.call(declaration.name, inputs, given, outputs, declaration.domain)
         if self.functions is not None and declaration.domain in (MICROSOFT, LAX):
-            self.functions.add(self.builder, declaration, version, inputs, given, made[0].name)
+            self.functions.add(self.builder, declaration, version, inputs, given, made[0].ir.producer)
         return made
 
     def _decomposed(

@@ -12,10 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from .. import dtypes
 from ..ir.declaration import newest_declaration
 from ..ir.graph import Graph, Node, Value
-from ..ir.reader import read_call
+from ..ir.reader import resolved_call
 from ..ir.shapes import MOST as SIZES
 from ..ir.shapes import Dim, Known, Shape, is_known
-from ..ir.writer import node_message
 from ..proto.schemas import opset_of, schema_version, schemas
 from ..rewriting.rewriter import MOST, Rewriter
 from ..rewriting.types import Types
@@ -143,7 +142,7 @@ class ModelRewriter(Rewriter):
         if node.bodies:
             return None
         opsets = {d: self.graph.opsets[d] for d in ("", node.domain) if d in self.graph.opsets}
-        return read_call(node_message(node), opsets)
+        return resolved_call(node, opsets)
 
     # --- values
 

@@ -17,7 +17,7 @@ from ..interpreters.builder import GraphBuilder
 from ..interpreters.given import Given
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from ..ir.reader import read
+from ..ir.reader import resolve
 from ..proto.schemas import LAX, MICROSOFT, newest
 from .flat import Inliner
 
@@ -95,8 +95,7 @@ def _body(node: ir.Node, given: Sequence[Given | None]) -> ir.Graph | None:
     try:
         attributes = {n: v for n, v in node.attributes.items() if v is not None}
         made = operator.declaration.decompose(builder, operator.version, inputs, attributes, len(names))
-        proto = builder.proto(node.op_type, builder.finish(made, names))
-        found = read(helper.make_model(proto, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10))
+        found = resolve(builder.finish(made, names, node.op_type))
     except (SonnxError, ValueError, AttributeError, TypeError):
         return None
     return None if any(n.graphs or n.function for n in found.nodes) else found

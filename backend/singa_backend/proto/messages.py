@@ -24,11 +24,6 @@ def graphs(node: NodeProto) -> list[GraphProto]:
     return [g for a in node.attribute for g in ((a.g, *a.graphs) if a.HasField("g") else a.graphs)]
 
 
-def domains(nodes: Iterable[NodeProto]) -> set[str]:
-    """The domains of nodes, and of those in their graphs."""
-    return {plain_domain(n.domain) for n in nodes}.union(*(domains(g.node) for n in nodes for g in graphs(n)))
-
-
 def defined(graph: GraphProto) -> set[str]:
     """The names of the values that a graph defines: inputs, initializers, outputs of its nodes."""
     held = (*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer))

@@ -1,7 +1,7 @@
 """Write a model to a file, completely or not at all: to a temporary folder, checked there, and then moved to its place.
 
 save(model, Path("out.onnx"), folder=Path("in"))     # the model's external data are in `in`; they are copied to out.onnx.data
-save(model, Path("out.onnx"), arrays=arrays)         # tensors of `defer_data` are written from memory, without a copy
+save(model, Path("out.onnx"), arrays=arrays)         # tensors of `without_data` are written from memory, without a copy
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from .. import dtypes
 from ..errors import InvalidInput, InvalidModel, SonnxError
@@ -41,14 +41,17 @@ LARGE = 1 << 20
 CHUNK = 1 << 22
 
 
-def defer_data(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> TensorProto:
-    """The TensorProto of an array; that of a large one has no data: `arrays` keeps the array, for `attach_data` and `save`."""
+def is_deferrable(array: np.ndarray) -> bool:
+    """Whether the data of an array need not be copied until their destination is known."""
     dtype = array.dtype
     plain = dtype != dtypes.STRING and tensor_data.byte_size(dtype, array.shape) == array.nbytes and array.flags.c_contiguous
-    if array.nbytes < LARGE or not plain or sys.byteorder != "little":
-        return numpy_helper.from_array(array, name)
-    arrays[name] = array
-    return TensorProto(name=name, data_type=dtypes.onnx_code(dtype), dims=array.shape, data_location=TensorProto.EXTERNAL)
+    return array.nbytes >= LARGE and plain and sys.byteorder == "little"
+
+
+def without_data(array: np.ndarray, name: str) -> TensorProto:
+    """The TensorProto of an array without the data, which `attach_data` and `save` take from their `arrays`."""
+    code = dtypes.onnx_code(array.dtype)
+    return TensorProto(name=name, data_type=code, dims=array.shape, data_location=TensorProto.EXTERNAL)
 
 
 def attach_data(graph: GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
@@ -85,7 +88,7 @@ def save(
         folder: the folder of the external data of `model`.
         check: run onnx's checker, with full_check, before the file is moved to its place.
         external: whether weights are written to a separate file; None if they were before, or if one file cannot hold them.
-        arrays: the data of the tensors that `defer_data` returned.
+        arrays: the data of the tensors that `without_data` returned.
         warnings: a list that receives what the checker could not check.
         verify: called with the complete file before it is moved to its place; after an error nothing of it is left.
         source: the model that was read, if `model` was computed from one: a fault that it has too is a warning.

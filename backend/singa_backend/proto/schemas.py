@@ -130,6 +130,13 @@ def newest_taken(domain: str) -> int:
     return min(newest(domain), TAKEN.get(domain, newest(domain)))
 
 
+def opset_of_file(domain: str, names: Iterable[str]) -> int:
+    """The opset of a domain that the model does not import yet: that of released runtimes if they have these operators."""
+    taken, top = newest_taken(domain), newest(domain)
+    same = all(schema_version(domain, n, taken) == schema_version(domain, n, top) for n in names)
+    return (taken if same else top) or 1
+
+
 @cache
 def type_strings(schema: defs.OpSchema) -> dict[str, list[str]]:
     """The allowed types of each type string in a schema: those of a type parameter, otherwise the type itself."""

@@ -260,6 +260,13 @@ def sparse(proto: SparseTensorProto, folder: Path | None, maps: Maps | None = No
     return flat.reshape(dims)
 
 
+def stored(array: np.ndarray) -> np.ndarray:
+    """A copy of an array as a file keeps it: strings are str."""
+    if array.dtype.kind in "OSU":
+        return tensor(numpy_helper.from_array(array), None)
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
+
+
 def owned(array: Any) -> Any:
     """An array that its owner may write to: mapped data that belong to one tensor of one model, otherwise a copy."""
     file = _file_of(array)

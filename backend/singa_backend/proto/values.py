@@ -49,8 +49,20 @@ class Value:
         Raises:
             InvalidModel: the element type is not one of ONNX's.
         """
-        type = opened(info.type)
-        return cls(info.name, *_type(type), type)
+        return cls.of(info.name, opened(info.type))
+
+    @classmethod
+    def of(cls, name: str, type: TypeProto | None) -> Value:
+        """Create a Value from a type.
+
+        Args:
+            name: its name.
+            type: its type; None if it is not known.
+
+        Returns:
+            The value.
+        """
+        return cls(name) if type is None else cls(name, *_type(type), type)
 
     def __str__(self) -> str:
         """Return the name and type, such as "x: float[n, 3]"."""

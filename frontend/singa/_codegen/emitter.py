@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx import AttributeProto, TensorProto, TypeProto, helper
 
 from singa_backend import dtypes
 from singa_backend.interpreters.base import formal
 from singa_backend.ir.graph import Graph, Node, Value
 from singa_backend.proto import tensor_data
 from singa_backend.proto.schemas import newest, schemas, version_at
+from singa_backend.proto.values import Value as Declared
 from singa_backend.proto.values import sizes
 
 from ..model import Model
@@ -264,7 +265,7 @@ class Emitter:
         for name, body in node.attributes.items():
             if isinstance(body, Graph):
                 made = self.function(body, node, name)
-                types = sequence([type_text(self.input_type(i)) for i in body.proto.input])
+                types = sequence([type_text(self.input_type(i)) for i in body.declared_inputs])
                 graphs[name] = call("op.graph", [made.name, types])
                 yield made
         inputs = [self.argument(node, i) for i in range(len(node.inputs))]
@@ -288,11 +289,11 @@ class Emitter:
         self.expressions |= {o.name: f"{whole}[{i}]" for i, o in enumerate(outputs) if o}
         return whole
 
-    def input_type(self, value: ValueInfoProto) -> TypeProto:
+    def input_type(self, value: Declared) -> TypeProto:
         """The type of a subgraph's input: the declared one, otherwise the inferred element type."""
         found = self.model.types.get(value.name)
-        if value.type.WhichOneof("value") or found is None or not found.tensor_type.elem_type:
-            return value.type
+        if value.kind or found is None or not found.tensor_type.elem_type:
+            return value.type or TypeProto()
         return helper.make_tensor_type_proto(found.tensor_type.elem_type, None)
 
     def function(self, graph: Graph, node: Node, attribute: str) -> Function:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TypeProto, helper
+from onnx import TypeProto, helper
 
 from singa_backend import dtypes
 from singa_backend.autodiff import roles
@@ -17,11 +17,10 @@ from singa_backend.interpreters.base import Subgraph
 from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
-from singa_backend.ir.structure import read_structure
 from singa_backend.ir.variants import with_weights
+from singa_backend.ir.writer import graph_message
 from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.opsets.writer import OpsetWriter
-from singa_backend.proto import tensor_data
 from singa_backend.proto.checker import infer_shapes
 from singa_backend.proto.schemas import ANY_OPSET, newest, version_at
 from singa_backend.proto.values import declared_type
@@ -101,7 +100,6 @@ class _Lowering:
         self.graph = graph
         self.writer = OpsetWriter(newest(""))
         self.builder = self.writer.builder
-        self.made: dict[int, tuple[NodeProto, Node]] = {}
         self.modal: list[Symbol] = []
 
     def run(self) -> ProgramModel:
@@ -122,30 +120,20 @@ class _Lowering:
                 states[name] = builder.initializer(name, array, fold=True)
         builder.pin(v.name for v in graph.outputs)
         symbols = replay(self.writer, graph, inputs, states, visitor=self.visit)
-        finished = builder.finish(symbols, [v.name for v in graph.outputs])
-        proto = builder.proto("main", finished)
-        types = _types(proto, [states[n] for n in held])
-        del proto.input[len(graph.inputs) :]
+        written = builder.finish(symbols, [v.name for v in graph.outputs], "main")
+        types = _types(written)
+        written.remove_inputs({states[n].ir for n in held})
+        written.name, written.declared_outputs = graph.name, graph.declared_outputs
+        for value, declared in zip(written.inputs, graph.declared_inputs, strict=True):
+            value.declared = declared
         return ProgramModel(
-            self.read(proto),
+            written,
             {n: a for n, a in held.items() if n not in moving},
             {n: a for n, a in held.items() if n in moving},
-            {t.name: tensor_data.tensor(t, None) for t in proto.initializer},
+            written.states,
             {s.name for s in self.modal},
             types,
         )
-
-    def read(self, proto: GraphProto) -> Graph:
-        """The graph of the builder's nodes, each with the node of the file that it is of."""
-        origins = {name: node for message, node in self.made.values() for name in message.output[:1] if name}
-        graph = read_structure(proto, {"": newest("")})
-        for node in graph.all_nodes():
-            origin = origins.get(node.output_names[0])
-            node.origins = () if origin is None else (origin,)
-        graph.name, graph.declared_outputs = self.graph.name, self.graph.declared_outputs
-        for value, declared in zip(graph.inputs, self.graph.declared_inputs, strict=True):
-            value.declared = declared
-        return graph
 
     def visit(self, op: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Apply a node of the main graph: some by the model's mode, the others as `inner` does."""
@@ -158,13 +146,15 @@ class _Lowering:
     def _noted(self, op: Any, node: Node, do: Callable[[], list[Any]]) -> list[Any]:
         """Name the results of a node as in the file, and record the node; errors name it."""
         builder: GraphBuilder = op.builder
-        before = len(builder.nodes)
+        before = builder.ir.last
         try:
             made = do()
         except Unwritable as error:
             raise error.locate(node=node.name) from None
-        for proto in builder.nodes[before:]:
-            self.made.setdefault(id(proto), (proto, node))  # nodes of a function have been recorded already
+        recent = builder.ir.following(before)
+        while recent is not None:
+            recent.origins = recent.origins or (node,)  # nodes of a function have theirs already
+            recent = builder.ir.following(recent)
         builder.rename(before, made, node.output_names, node.name)
         return made
 
@@ -212,16 +202,11 @@ class _Lowering:
         return made
 
 
-def _types(graph: GraphProto, more: Iterable[Symbol]) -> dict[str, TypeProto]:
+def _types(graph: Graph) -> dict[str, TypeProto]:
     """The types of all values that ONNX's own inference knows."""
-    whole = GraphProto()
-    whole.CopyFrom(graph)
-    for symbol in more:
-        whole.input.add(name=symbol.name, type=symbol.type)
-    domains = {n.domain for n in _nodes(whole)} - {""}
-    imports = [helper.make_opsetid("", newest("")), *(helper.make_opsetid(d, newest(d)) for d in sorted(domains))]
+    imports = [helper.make_opsetid(d, v) for d, v in graph.opsets.items()]
     # without inference a few constants are written longer
-    whole = infer_shapes(helper.make_model(whole, opset_imports=imports)).model.graph
+    whole = infer_shapes(helper.make_model(graph_message(graph), opset_imports=imports)).model.graph
     found: dict[str, TypeProto] = {}
     pending = [whole]
     while pending:
@@ -231,11 +216,3 @@ def _types(graph: GraphProto, more: Iterable[Symbol]) -> dict[str, TypeProto]:
                 found[info.name] = info.type
         pending += [a.g for n in here.node for a in n.attribute if a.HasField("g")]
     return found
-
-
-def _nodes(graph: GraphProto) -> Iterable[NodeProto]:
-    for node in graph.node:
-        yield node
-        for a in node.attribute:
-            if a.HasField("g"):
-                yield from _nodes(a.g)

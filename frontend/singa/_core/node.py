@@ -14,9 +14,8 @@ from singa_backend import dtypes
 from singa_backend.autodiff.tape import gradients as rule_gradients
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import Interpreter, Subgraph
-from singa_backend.interpreters.builder import GraphBuilder
+from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.declaration import Declaration
-from singa_backend.proto.messages import reads
 
 from ..device import Device, default_device
 from . import trace
@@ -205,9 +204,8 @@ class Node(Operator):
             needs,
             self.version,
         )
-        graph = builder.proto("gradient", builder.finish([g for g in made if g is not None]))
-        used = {n for node in graph.node for n in reads(node)}
-        return {i for i in every if getattr(symbols[i], "name", None) in used}
+        builder.finish([g for g in made if g is not None])
+        return {i for i in every if isinstance(symbols[i], Symbol) and symbols[i].ir.is_used}
 
 
 _NOT_KEPT: Any = type("NotKept", (), {"__repr__": lambda self: "a value that the rule does not name"})()

@@ -39,7 +39,7 @@ class TensorInterpreter(Interpreter[T]):
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
         bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
-        captured = [v for b in bodies for v in b.captured.values()]
+        captured = [v for b in bodies for v in b.captured]
         tensors = [x if _is_tensor(x) else None for x in inputs]
         every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
         device = _common_device(every, op_type, domain, self.opset)
@@ -245,7 +245,7 @@ def _common_device(xs: Sequence[Variable | None], op_type: str, domain: str, ops
 
 
 def _lowered(body: Subgraph, device: Device) -> Subgraph:
-    return body.with_captured({n: _value_on(device, v) for n, v in body.captured.items()})
+    return body.with_captured([_value_on(device, v) for v in body.captured])
 
 
 @lru_cache(maxsize=4096)

@@ -18,6 +18,7 @@ from singa_backend import dtypes
 from singa_backend.errors import SonnxError
 from singa_backend.interpreters.base import Example
 from singa_backend.interpreters.builder import Symbol
+from singa_backend.ir.graph import Node
 from singa_backend.opsets.rule_bodies import ByKernel, RuleBodies
 from singa_backend.opsets.writer import OpsetWriter
 
@@ -73,13 +74,13 @@ class Trace:
     def begin_backward(self) -> None:
         """Note that the backward pass begins here, unless it began before."""
         if self.forward is None:
-            self.forward = frozenset(n.name for n in self.writer.builder.nodes)
+            self.forward = frozenset(n.name for n in self.writer.builder.ir)
 
     def input(self, name: str, type: TypeProto, example: Example | None = None) -> Symbol:
         """An input of the graph, with a function that returns a value that it has in some step."""
         symbol = self.writer.input(name, type)
         if example is not None:
-            self.writer.builder.examples[symbol.name] = example
+            self.writer.builder.examples[symbol.ir] = example
         return symbol
 
     def bind(self, tensor: Variable, name: str) -> Symbol:
@@ -112,10 +113,10 @@ class Trace:
             return self.writer.constant(tensor.device.backend.get(tensor._data))
         return self.bind(tensor, tensor.name or "state")
 
-    def named(self, first: int, tensors: Sequence[Variable | None], names: Sequence[str], node: str = "") -> None:
-        """Rename the results of node number `first` and later ones to the requested names."""
+    def named(self, before: Node | None, tensors: Sequence[Variable | None], names: Sequence[str], node: str = "") -> None:
+        """Rename the results of the nodes after `before` to the requested names."""
         symbols = [t._data if t is not None and isinstance(t._data, Symbol) else None for t in tensors]
-        self.writer.builder.rename(first, symbols, names, node)
+        self.writer.builder.rename(before, symbols, names, node)
 
     def declared(self, tensor: Variable | None, type: TypeProto | None) -> None:
         """Use the type that a file declares for a result if inference does not know its rank."""

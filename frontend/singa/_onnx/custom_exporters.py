@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import FunctionProto, helper
+from onnx import FunctionProto
 
 from singa_backend.errors import InvalidInput
+from singa_backend.ir.writer import function_message
 from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto.messages import FreshNames
 
@@ -77,11 +78,7 @@ class Exporter:
                 hint="make every tensor that it reads an input of the operator",
             )
         outputs = [f"y{i}" for i in range(len(symbols))]
-        graph = builder.proto(name, builder.finish(symbols, outputs))
-        constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
-        imports = [helper.make_opsetid("", opset)]
-        nodes = [*constants, *graph.node]
-        function = helper.make_function(self.domain, name, [s.name for s in own], outputs, nodes, imports)
+        function = function_message(builder.finish(symbols, outputs, name), self.domain, opset)
         return function, [s.type for s in symbols]
 
 

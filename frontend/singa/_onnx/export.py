@@ -232,8 +232,9 @@ class _Replay:
         finally:
             tape.set_training(outer)
         self.problems += self.writer.problems
-        held = self.writer.inputs[len(xs) :]
-        del self.writer.inputs[len(xs) :]
+        del self.writer.inputs[len(xs) :]  # the parameters, which are initializers
+        for t, s in record.inputs:
+            self.writer.builder.store(s, np.asarray(t.device.backend.get(t._data)))
         for symbol, y, n in zip(symbols, ys, outputs, strict=True):
             self._set_rank(symbol, y, n)
         self.proto = to_model(self.writer, name, symbols, outputs, deferred=True)
@@ -242,12 +243,6 @@ class _Replay:
             for t, s in record.inputs:
                 if t.name != s.name and t.name in (getattr(self.options, option) or ()):
                     raise InvalidInput(f"{option} must not contain the name of a parameter, got {t.name!r}", code="SX355")
-        read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
-        arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
-        for s in held:
-            if s.name in read:
-                self.proto.graph.initializer.append(save.defer_data(np.asarray(arrays[s.name]), s.name, self.arrays))
-
         first: dict[str, int] = {}
         for node in self.proto.graph.node:
             for n in (*node.input, *sorted(reads(node))):
@@ -278,7 +273,7 @@ class _Replay:
 
     def _do(self, call: RecordedCall, args: list[Any]) -> Sequence[Any]:
         """Write an operator with SINGA's names: nodes <Class>#<n>, values <node>:<output index>."""
-        before = len(self.writer.builder.nodes)
+        before = self.writer.builder.ir.last
         made = self._custom(call, args)
         if made is None:
             made = call.replay(args, self.options.training)

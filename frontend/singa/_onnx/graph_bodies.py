@@ -32,7 +32,7 @@ def body_graph(
     while True:
         types = [*fixed, *(None if t is None else t.to_proto() for t in (*states, *rest))]
         made = _written(scope, name, attribute, function, types, [*expected, *states])
-        found = [from_proto(v.type) for v in made.proto.output]
+        found = [from_proto(v.type) for v in made.graph.declared_outputs]
         if len(found) < len(expected) + len(states):
             text = f"the {attribute} of {name} must return {len(expected) + len(states)} values or more, got {len(found)}"
             raise InvalidInput(text, code="SX301", operator=name, hint=_HINTS.get(name, ""))
@@ -95,7 +95,7 @@ def check_branches(name: str, bodies: Sequence[Subgraph]) -> None:
     """Raise InvalidInput (SX393) if the branches of an If return different numbers or element types of values."""
     if name != "If":
         return
-    then, other = ([from_proto(v.type) for v in b.proto.output] for b in bodies)
+    then, other = ([from_proto(v.type) for v in b.graph.declared_outputs] for b in bodies)
     if len(then) != len(other):
         text = f"the branches of If must return the same number of values, got {len(then)} and {len(other)}"
         raise InvalidInput(text, code="SX393", operator=name)

@@ -268,7 +268,7 @@ _KINDS = {
 def _outputs(schema: defs.OpSchema, name: str, given: Mapping[str, Any], bodies: Sequence[Subgraph]) -> int:
     """The number of results of a call that does not specify it: those that the operator always has."""
     if bodies:
-        return len(bodies[0].proto.output) - (name == "Loop")
+        return len(bodies[0].graph.outputs) - (name == "Loop")
     if name == "Split" and isinstance(given.get("num_outputs"), int):
         return int(given["num_outputs"])
     if any(p.option == p.option.Variadic for p in schema.outputs) and schema.domain == "":

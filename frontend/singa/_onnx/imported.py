@@ -315,7 +315,7 @@ class Imported:
             current.writer.builder.reserve([*graph.initializers, *(n for node in graph.nodes for n in node.output_names if n)])
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
-            before = 0 if current is None else len(current.writer.builder.nodes)
+            before = None if current is None else current.writer.builder.ir.last
             with rule_errors(node.op_type, node=node.name, opset=node.opset, version=node.version):
                 made = self.visit(op, node, values, here, training)
             for y in made:

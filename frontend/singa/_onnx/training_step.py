@@ -178,7 +178,7 @@ def _recorded(
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
-        if any(has_trait(n.domain, n.op_type, "exchanges") for n in record.writer.builder.nodes):
+        if any(has_trait(n.domain, n.op_type, "exchanges") for n in record.writer.builder.ir):
             raise UnsupportedModel(_NOT_EXPORTED, code="SX206", hint="call DistOpt's operations outside the exported function")
         proto = to_model(record.writer, "training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
     for read, symbol in record.inputs:

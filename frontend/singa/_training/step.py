@@ -13,12 +13,11 @@ from onnx import ModelProto
 
 from singa_backend import limits
 from singa_backend.ir.graph import Node
-from singa_backend.ir.reader import read
+from singa_backend.ir.reader import resolve
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
 from singa_backend.machine import release_freed_memory, without_collections
-from singa_backend.opsets.model import finish, to_model
-from singa_backend.opsets.rule_bodies import gradient_functions
+from singa_backend.opsets.model import model_of
 from singa_backend.plans.gradients import may_compute
 from singa_backend.plans.profile import Profile
 from singa_backend.plans.training_profile import BACKWARD, FORWARD, UPDATE, before
@@ -108,9 +107,11 @@ class Step:
             len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
         }
         self._early = EARLY
-        self._builder = record.writer.builder
-        self._onnx = to_model(record.writer, "step", outputs, functions_of_gradients=False)
-        self.graph = read(self._onnx, gradients=self._builder.gradients)
+        self._writer, builder = record.writer, record.writer.builder
+        self.graph = builder.finish(record.writer.own(outputs), title="step")
+        for name in builder.arrays.keys() & self.graph.initializers.keys():  # a tensor may be written to after the recording
+            self.graph.initializers[name].constant = builder.arrays[name] = builder.arrays[name].copy()
+        resolve(self.graph)
         self._session = Session(self.graph, self.device.backend, chosen, bounds or limits.Limits(), replaced=replaced)
         self._forward = record.forward
         self._gradients = [g.name for g in record.gradients]
@@ -120,10 +121,7 @@ class Step:
     @property
     def onnx(self) -> ModelProto:
         """The step as a ModelProto."""
-        made = ModelProto.FromString(self._onnx.SerializeToString())
-        made.functions.extend(gradient_functions(made.graph, self._builder))
-        finish(made)
-        return made
+        return model_of(self._writer, self.graph)
 
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""

@@ -12,6 +12,7 @@ import singa_backend
 from singa_backend import dtypes
 from singa_backend.conform.fuzz import generate
 from singa_backend.ir.declaration import declarations
+from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
 
 COUNT, SEED = 120, 4
@@ -39,8 +40,7 @@ def lowered(case: generate.NodeCase) -> Any:
     declaration = declarations[case.domain, case.operator][case.version]
     made = declaration.decompose(writer, case.version, inputs, given, len(case.node.output))
     names = [f"out{i}" for i in range(len(made))]
-    graph = writer.builder.proto("body", writer.builder.finish(made, names))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return to_model(writer.builder, "body", made, names)
 
 
 @pytest.mark.parametrize("index", range(COUNT))
