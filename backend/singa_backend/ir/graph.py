@@ -15,6 +15,7 @@ All changes are made by the methods of `Graph` and `Node`, which record how to u
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ ABSENT = -1
 
 _GAP = 1 << 32
 """The distance between the places of nodes in a new graph."""
+
+_WRITING = threading.RLock()
+"""Held while the body of a gradient is written: threads that run one graph share it."""
 
 Place = Any
 """The place of a use: the index of an input or output, or the value of a body that stands for a captured one."""
@@ -253,7 +257,8 @@ class Node:
     def body(self) -> Graph | None:
         """Return the body of a function or of a gradient, which is written now if it is not known yet; None for any other."""
         if self.function is None and self.gradient is not None and self.gradient.write is not None:
-            self.function = self.gradient.write()
+            with _WRITING:
+                self.function = self.function or self.gradient.write()
         return self.function
 
     @property

@@ -93,10 +93,11 @@ class Executor:
         if id(graph) not in self._states:
             self._keep.append(graph)
             run_order(graph)  # numbers the values
-            self._states[id(graph)] = [(v.slot, self._put(graph, v.slot, v.constant)) for v in graph.initializers.values()]
+            states = [(v.slot, self._put(graph, v.slot, v.constant)) for v in graph.initializers.values()]
             for node in graph.nodes:
                 for inner in node.graphs:
                     self.place(inner)
+            self._states[id(graph)] = states  # at last: another thread may run it from now on
 
     def _put(self, graph: Graph, slot: int, value: Any) -> Any:
         return value if self.placement is None else self.placement.state(graph, slot, value)
