@@ -158,6 +158,15 @@ def test_the_graph_of_a_step_is_pickled_with_its_bodies() -> None:
     )
 
 
+@pytest.mark.parametrize("use", [lambda step: step.onnx, lambda step: pickle.dumps(step.graph)], ids=["file", "pickle"])
+def test_definitions_run_after_the_bodies_were_written(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, _ = trained((6, 6))
+    use(steps_of(net)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "run", lambda self, inputs, budget: NOT_FINITE)
+        assert np.isfinite(net(*batch(6)).data).all()
+
+
 def test_plans_off(monkeypatch: pytest.MonkeyPatch) -> None:
     net, _ = trained()
     monkeypatch.setattr(session.Session, "_refusal", lambda self: session.NO_PLANS)

@@ -141,6 +141,70 @@ def test_a_function_of_another_form_is_a_function(step: ModelProto, how: str) ->
     agree(sonnx.prepare(copy).run(feeds()), sonnx.prepare(step, optimize=0).run(feeds()))
 
 
+HOSTILE = """<ir_version: 10, opset_import: ["": 21, "ai.singa.gradient": 1]>
+g (float[1, 1] x, float[4096, 1] big) => (float[1, 1] y, float[4096, 1] d) <float[1] w = {1}> {
+    y = LayerNormalization (x, w)
+    d = ai.singa.gradient.LayerNormalization_17 (big, big, w, y)
+}
+<domain: "ai.singa.gradient", opset_import: ["": 21]>
+LayerNormalization_17 (dy0, x0, x1, y0) => (dx0) { dx0 = Mul (dy0, x0) }"""
+
+ABSENT = """<ir_version: 10, opset_import: ["": 21, "ai.singa.gradient": 1]>
+g (float[4] x) => (float[4] y, float d) <float r = {0.5}, bool t = {1}> {
+    y, m = Dropout (x, r, t)
+    d = ai.singa.gradient.Dropout_13 (x, "", x, r, t, y, m)
+}
+<domain: "ai.singa.gradient", opset_import: ["": 21]>
+Dropout_13 (dy0, dy1, x0, x1, x2, y0, y1) => (dx1) { dx1 = Identity (x1) }"""
+
+FURTHER = """<ir_version: 10, opset_import: ["": 21, "ai.singa.gradient": 1]>
+g (float[4] x) => (float[4] d) { y = Relu (x)  d = ai.singa.gradient.Relu_14 (x, x, x, y) }
+<domain: "ai.singa.gradient", opset_import: ["": 21]>
+Relu_14 (dy0, x0, x1, y0) => (dx1) { dx1 = Mul (dy0, x1) }"""
+
+
+@pytest.mark.parametrize("text", [HOSTILE, ABSENT, FURTHER], ids=["another call", "no gradient", "an input too many"])
+def test_what_no_rule_writes_is_computed_by_the_body(text: str) -> None:
+    """A gradient whose forward call is of other values, a gradient that no kernel returns, and an input that there is not."""
+    model = parser.parse_model(text)
+    given = {v.name: np.arange(1, 1 + v.type.tensor_type.shape.dim[0].dim_value, dtype=np.float32) for v in model.graph.input}
+    given = {n: v.reshape(-1, 1) if text is HOSTILE else v for n, v in given.items()}
+    rep = sonnx.prepare(model)
+    expected = sonnx.prepare(model, optimize=0).run(given)[-1]
+    for _ in range(2):
+        np.testing.assert_array_equal(rep.run(given)[-1], expected)
+    assert rep.profile(given).gradients == 0
+
+
+def test_defaults_of_a_function() -> None:
+    """An attribute that the call omits has the default of the function."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "ai.singa.gradient": 1]>
+    g (float[2, 3] x) => (float[2, 3] d) { y = Softmax <axis = 0> (x)  d = ai.singa.gradient.Softmax_13 (x, x, y) }
+    <domain: "ai.singa.gradient", opset_import: ["": 21]>
+    Softmax_13 <axis: int = 0> (dy0, x0, y0) => (dx0) {
+        p = Mul (dy0, y0)  a = Constant <value = int64[1] {0}> ()  s = ReduceSum (p, a)  c = Sub (dy0, s)  dx0 = Mul (y0, c)
+    }""")
+    given = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)}
+    agree(sonnx.prepare(model).run(given), sonnx.prepare(model, optimize=0).run(given))
+
+
+@pytest.mark.parametrize("options", [{}, {"inline_gradients": True}], ids=["functions", "nodes"])
+def test_updates_of_a_file_without_gradients_by_kernels(options: dict[str, Any]) -> None:
+    net = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    net (float[8, 4] x) => (float[8, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul (x, w) }""")
+    made = sonnx.to_training_onnx(net, "mse_loss", opt.Adam(lr=0.1), **options)
+    rep, rng = sonnx.prepare(made), np.random.default_rng(0)
+    given = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (8, 4)), ("target", (8, 2)))}
+    rep.run(given)
+    assert any("update" in s.kernel for s in rep.profile(given).steps) and not made.functions
+
+
+def test_a_profile_by_definitions(step: ModelProto) -> None:
+    found = sonnx.prepare(step, optimize=0).profile(feeds())
+    one = next(s for s in found.steps if any(n.startswith("Conv") for n in s.operators) and "gradient" in s.nodes[0])
+    assert one.calls == 1 and one.seconds > 0
+
+
 def test_an_attribute_of_another_type_is_an_error(step: ModelProto) -> None:
     copy, _, node = changed(step, "Conv")
     next(a for a in node.attribute if a.name == "pads").CopyFrom(onnx.helper.make_attribute("pads", "same"))

@@ -16,15 +16,14 @@ from .versioned import VersionedOperator
 GRADIENT = "ai.singa.gradient"
 """The domain of the gradients of calls."""
 
-FORM = "_form"
-"""What precedes the number in the names of functions of one operator, in files that have no overloads."""
-
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class Gradient:
     """The gradient of a call of an operator: of a node that computes it, or of the nodes that its rule has written.
+
+    Only the first of these has outputs, places and a body.
 
     Attributes:
         operator: the operator that was differentiated.

@@ -473,6 +473,7 @@ class Graph:
         proto: the message that it was read from, if it is edited for a file.
         journal: records the changes of this graph; None if they are final.
         warnings: what the reader read in another way than the file states it, one sentence each.
+        is_step: whether it is a training step.
         marked: the initializers that the file lists as parameters under the key PARAMETERS of its metadata.
     """
 
@@ -493,6 +494,7 @@ class Graph:
         self.journal: Journal | None = None
         self.warnings: tuple[str, ...] = ()
         self.marked: frozenset[str] = frozenset()
+        self.is_step = False
         self.run_order: Any = None
         self._first: Node | None = None
         self._last: Node | None = None

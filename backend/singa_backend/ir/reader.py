@@ -42,16 +42,20 @@ from ..proto.values import Value as Declared
 from . import other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations, undeclared
-from .gradient import FORM, GRADIENT, Gradient
+from .gradient import GRADIENT, Gradient
 from .graph import Graph, Node, Value
 from .order import runnable_order
 from .signature import Signature, signature_of
 from .structure import without_collector
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
+from .writer import FORM
 
 PARAMETERS = "sonnx.parameters"
 """The key of the metadata that lists, as JSON, initializers that are parameters although their use does not show it."""
+
+PAIR = "sonnx.next."
+"""The prefix of the keys in the metadata of a training step that list its updated values; the rest is the name of an input."""
 
 MAX_PROBLEMS = 1000
 """Reading stops after this many problems, so that a file with many takes bounded time."""
@@ -155,6 +159,7 @@ def _read(
         reader.finish()
         check_nesting(_height(graph, {}))
         graph.warnings, graph.marked = tuple(reader.warnings), _marked(model)
+        graph.is_step = any(entry.key.startswith(PAIR) for entry in model.metadata_props)
         return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for Python's stack", code="SX602") from error
@@ -764,11 +769,14 @@ class _Scope:
         places = [n.removeprefix("dx") for n in function.output]
         if version is None or named != [*function.input] or kinds["dy"] != kinds["y"]:
             return
+        signature = signature_of(schemas["", name][version])
+        if any(kinds[kind] > most for kind, (_, most) in zip(("x", "y"), signature.counts, strict=True)):
+            return
         known = set(map(str, range(kinds["x"])))
         if not known.issuperset(places) or len(set(places)) < len(places) or len(call.output) != len(places):
             return
-        node.attributes = {a.name: a for a in call.attribute}
-        attributes = self._attributes(node, signature_of(schemas["", name][version]).attributes, where)
+        node.attributes = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
+        attributes = self._attributes(node, signature.attributes, where)
         node.attributes = {}
         node.inputs += [None] * (len(named) - len(node.inputs))
         results = (*node.inputs[len(named) - kinds["y"] :], *node.inputs[kinds["dy"] :])

@@ -47,13 +47,13 @@ def _flat(graph: Graph) -> tuple[Any, ...]:
         nodes.append((n.op_type, {f: getattr(n, f) for f in _FIELDS}, at(n.inputs), at(n.outputs), outer))
     ends.append(at(graph.outputs))
     values = [(v.name, v.constant, v.declared, v.pinned) for v in number]
-    facts = graph.name, graph.opsets, graph.declared_outputs, graph.warnings, graph.marked
+    facts = graph.name, graph.opsets, graph.declared_outputs, graph.warnings, graph.marked, graph.is_step
     return facts, values, nodes, ends
 
 
 def _rebuilt(facts: tuple[Any, ...], values: list[Any], nodes: list[Any], ends: list[list[int]]) -> Graph:
     graph = Graph(*facts[:2])
-    graph.declared_outputs, graph.warnings, graph.marked = facts[2:]
+    graph.declared_outputs, graph.warnings, graph.marked, graph.is_step = facts[2:]
     made: list[Any] = []
     for name, constant, declared, pinned in values:
         made.append(Value(name, graph=graph, constant=constant, declared=declared))

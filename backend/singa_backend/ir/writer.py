@@ -16,6 +16,12 @@ from ..proto.messages import FreshNames
 from ..proto.schemas import plain_domain, public_domain
 from .graph import Graph, Node, Value
 
+FORM = "_form"
+"""What precedes the number in the names of functions of one operator, in files that have no overloads."""
+
+OVERLOADS = 10
+"""The IR version from which functions have overloads."""
+
 
 def write_model(model: ModelProto, main: Graph, functions: Sequence[Graph]) -> None:
     """Write the main graph and the bodies of functions to their messages; functions that are not listed are removed."""
@@ -141,6 +147,13 @@ def graph_message(graph: Graph, tensor: Callable[[Value], TensorProto] | None = 
     for name, v in zip(value_names(graph.outputs, graph), graph.declared_outputs, strict=True):
         proto.output.add(name=name, type=v.type)
     return proto
+
+
+def form_name(name: str, number: int, opset: int) -> tuple[str, str]:
+    """The name and the overload of the function of a form, in a file of an opset."""
+    if helper.find_min_ir_version_for([helper.make_opsetid("", opset)]) >= OVERLOADS:
+        return name, f"form{number}"
+    return f"{name}{FORM}{number}", ""
 
 
 def function_message(graph: Graph, domain: str, opset: int, **fields: Any) -> FunctionProto:

@@ -16,20 +16,9 @@ from .. import dtypes
 from ..errors import SonnxError
 from ..interpreters.builder import GraphBuilder
 from ..ir.declaration import Declaration
-from ..ir.gradient import FORM
 from ..ir.graph import Node
-from ..ir.writer import function_message
+from ..ir.writer import FORM, form_name, function_message
 from ..proto.schemas import schemas
-
-OVERLOADS = 10
-"""The IR version from which functions have overloads."""
-
-
-def form_name(name: str, number: int, opset: int) -> tuple[str, str]:
-    """The name and the overload of the function of a form, in a file of an opset."""
-    if helper.find_min_ir_version_for([helper.make_opsetid("", opset)]) >= OVERLOADS:
-        return name, f"form{number}"
-    return f"{name}{FORM}{number}", ""
 
 
 @dataclass

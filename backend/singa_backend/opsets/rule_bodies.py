@@ -21,8 +21,7 @@ from ..interpreters.given import Given
 from ..ir.gradient import GRADIENT, Gradient
 from ..ir.graph import Graph
 from ..ir.reader import resolve
-from ..ir.writer import function_message
-from .call_functions import form_name
+from ..ir.writer import form_name, function_message
 
 FORMS = 4096
 """The number of forms of calls that are remembered."""
@@ -70,12 +69,13 @@ class RuleBodies:
         declaration, key = call.operator.declaration, tuple((n, repr(v)) for n, v in sorted(attributes.items()))
         form = (declaration.domain, declaration.name, call.operator.version, key, tuple(call.needs), len(call.outputs))
         gradient.write = partial(self._body, (*form, *arguments), gradient, arguments, call.needs)
-        ranks = (*form, *(None if g is None else (g.dtype, len(g.shape or ()), g.setting is None) for g in arguments))
-        if ranks not in _places:
-            _places[ranks] = tuple(int(v.name.removeprefix("dx")) for v in gradient.write().outputs)
-            if len(_places) > FORMS:
+        ranks = (op.target, *form, *(None if g is None else (g.dtype, len(g.shape or ()), g.setting is None) for g in arguments))
+        places = _places.get(ranks)
+        if places is None:
+            places = _places[ranks] = tuple(int(v.name.removeprefix("dx")) for v in gradient.write().outputs)
+            while len(_places) > FORMS:
                 _places.popitem(last=False)
-        gradient.places = _places[ranks]
+        gradient.places = places
         return gradient
 
     def _body(self, key: Hashable, gradient: Gradient, given: Sequence[Given | None], needs: Sequence[bool]) -> Graph:
@@ -100,7 +100,7 @@ class RuleBodies:
 
 
 def _given(op: Interpreter[Any], value: Any) -> Given | None:
-    """What a rule sees of a tensor of known rank; None for another value."""
+    """What a rule sees of a tensor of known rank: also small constants, as in a step; None for another value."""
     type, shape = (op.type_of(value), op.shape(value)) if isinstance(value, Symbol) else (None, None)
     if type is None or shape is None or not type.tensor_type.elem_type:
         return None

@@ -7,11 +7,14 @@ call that a kernel refuses, and the plan is made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
 from ..interpreters.base import DifferentiatedCall
 from ..ir import graph as ir
 from ..ir.gradient import GRADIENT, Gradient
+from ..ir.versioned import VersionedOperator
 from ..kernels.table import TRAINING, gradient_kernel
 from .flat import Inliner
 
@@ -47,6 +50,7 @@ class Gradients:
         self._enabled = enabled
         self.taken: list[Gradient] = []
         self.reasons: dict[Gradient, str] = {}
+        self._refused = 0
 
     @property
     def refused(self) -> dict[str, str]:
@@ -58,7 +62,8 @@ class Gradients:
         gradient = refused.call.gradient
         assert gradient is not None
         self.reasons[gradient] = str(refused)
-        if len(self.reasons) > MOST:
+        self._refused += 1
+        if self._refused > MOST:
             alike = [g for g in self.taken if g.operator.declaration is gradient.operator.declaration]
             self.reasons |= {g: str(refused) for g in alike if g not in self.reasons}
 
@@ -103,7 +108,7 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
     gradient = node.gradient
     assert gradient is not None
     operator = gradient.operator
-    domain, name, kernel = operator.declaration.domain, operator.declaration.name, gradient_kernel(operator)
+    name, kernel = operator.declaration.name, gradient_kernel(operator)
     if kernel is None:
         return f"there is no kernel of the gradient of {name}-{operator.version}"
     dys, inputs, outputs = gradient.split(node.inputs)
@@ -115,7 +120,7 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
         return "no kernel takes its attributes, or the gradients that are needed"
     forward = next((o.producer for o in outputs if o is not None and o.producer is not None), None)
     hidden = [ir.Value() for _ in range(kernel.hidden)]
-    if hidden and (forward is None or (forward.domain, forward.op_type) != (domain, name)):
+    if hidden and (forward is None or not _is_call(forward, operator, attributes, inputs, outputs)):
         return "its forward call is not in the graph, or is in training form for another gradient"
     reads = kernel.read(dys, inputs, outputs, hidden)
     if reads is None:
@@ -129,6 +134,23 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
     taken.op_type, taken.operator, taken.attributes, taken.function = name, operator, attributes, None
     _replace(graph, node, [taken])
     return None
+
+
+def _is_call(
+    node: ir.Node,
+    operator: VersionedOperator,
+    attributes: Mapping[str, Any],
+    inputs: Sequence[ir.Value | None],
+    outputs: Sequence[ir.Value | None],
+) -> bool:
+    """Whether a node is the call of an operator on these values."""
+    declaration = operator.declaration
+    if node.domain != declaration.domain or node.operator is None or node.operator.schema is not operator.schema:
+        return False
+    given = operator.arguments({n: v for n, v in node.attributes.items() if n in node.given})
+    absent = [None] * (len(inputs) - len(node.inputs))
+    returned = all(y is None or y is o for y, o in zip_longest(outputs, node.outputs) if y is not None)
+    return given == attributes and [*node.inputs, *absent] == [*inputs] and returned
 
 
 def _expand(graph: ir.Graph, node: ir.Node, body: ir.Graph) -> None:

@@ -460,6 +460,7 @@ class Planner:
         self.latest: Plan | None = None
         self.gradients = Gradients(options.level > 1)
         self._read = partial(flat, graph, states, captured)
+        self._is_step = graph.is_step
         self._renew()
         self.dynamic: set[ir.Node] = set()
         self.unused = 0.0
@@ -472,7 +473,7 @@ class Planner:
     def _renew(self) -> None:
         """Copy the graph of the model again, without plans."""
         self.graph = graph = self._read()
-        self.roles = Roles(is_step=any(n.gradient is not None for n in graph.nodes))
+        self.roles = Roles(is_step=self._is_step)
         types = {  # the inputs of a body need not have the declared sizes
             v: (v.declared.dtype, None if self.is_body else v.declared.shape)
             for v in graph.inputs

@@ -10,6 +10,7 @@ from typing import Any
 from .. import dtypes, limits, machine
 from ..devices.device import Device
 from ..ir.declaration import has_trait
+from ..ir.gradient import GRADIENT
 from ..ir.graph import Graph, Node
 from ..kernels.rounding import without_bf16
 from ..kernels.table import Options
@@ -459,25 +460,26 @@ class _Watch:
             piece.calls = calls
 
     def __call__(self, node: Node, inputs: list[Any], outputs: list[Any], path: Path) -> None:
-        node = next((outer for outer, _ in path if outer.gradient is not None), node)  # not the nodes of its body
         with self.device.active() as active:
             if hasattr(active, "synchronize"):
                 active.synchronize()
         elapsed = time.perf_counter() - self.last
-        seconds, calls = self.run.get(id(node), (0.0, 0))
-        piece = self.found.get(id(node))
+        whole = next((outer for outer, _ in path if outer.domain == GRADIENT), node)  # a gradient, of whose body the node is
+        seconds, calls = self.run.get(id(whole), (0.0, 0))
+        piece = self.found.get(id(whole))
         if piece is None:
-            piece = self.found[id(node)] = _Piece((node,), "definition", group=node)
+            piece = self.found[id(whole)] = _Piece((whole,), "definition", group=whole)
         if not calls:
             piece.start, piece.flops, piece.bytes = self.last - self.origin, 0, 0
-            piece.inputs, piece.outputs = (tuple(_type(v) for v in vs if _is_array(v)) for vs in (inputs, outputs))
+            types = [tuple(_type(v) for v in vs if _is_array(v)) for vs in (inputs, outputs)]
+            piece.inputs, piece.outputs = types if whole is node else ((), ())
         shapes = [tuple(v.shape) if _is_array(v) else None for v in inputs]
         first = next((v.shape for v in outputs if _is_array(v)), ())
         work = flops(node.domain, node.op_type, node.attributes, shapes, first)
         piece.flops = None if work is None or piece.flops is None else piece.flops + work
         read, written = (sum(int(v.nbytes) for v in values if _is_array(v)) for values in (inputs, outputs))
         piece.bytes += moved([node.op_type], read, written)
-        self.run[id(node)] = (seconds + elapsed, calls + 1)
+        self.run[id(whole)] = (seconds + elapsed, calls + 1 if whole is node else 1)
         self.last = time.perf_counter()
 
     def pieces(self) -> list[_Piece]:

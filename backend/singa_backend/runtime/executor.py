@@ -179,7 +179,7 @@ class Executor:
         """Prepare what only definitions need: the bodies of gradients, and copies of initializers that are in a model file."""
         for graph in () if self._has_bodies else self._keep:  # which grows meanwhile
             for node in graph.nodes:
-                if node.function is None and (body := node.body()) is not None:
+                if node.gradient is not None and (body := node.body()) is not None:
                     self.place(body)
         self._has_bodies = True
         if self.file is not None and not self._loaded:

@@ -21,6 +21,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import Example
 from singa_backend.ir.declaration import has_trait
+from singa_backend.ir.reader import PAIR
 from singa_backend.limits import reports_shortage
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.rule_bodies import ByKernel
@@ -44,8 +45,7 @@ from .imported import Imported
 from .model import SONNXModel
 
 NEXT = "next:"
-PAIR = "sonnx.next."
-"""Prefix of the metadata keys that list the updated values: the key ends in the name of the input, the value is the output's."""
+"""Prefix of the names of outputs with updated values."""
 
 _NOT_EXPORTED = "a step with all-reduce operators is not exported: they refer to the communicator of this process"
 

@@ -112,6 +112,7 @@ class Step:
         for name in builder.arrays.keys() & self.graph.initializers.keys():  # a tensor may be written to after the recording
             self.graph.initializers[name].constant = builder.arrays[name] = builder.arrays[name].copy()
         resolve(self.graph)
+        self.graph.is_step = True
         self._session = Session(self.graph, self.device.backend, chosen, bounds or limits.Limits(), replaced=replaced)
         self._forward = record.forward
         self._gradients = [g.name for g in record.gradients]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ... import limits
 from ...errors import SonnxError
 from ...ir import graph as ir
 from ...ir.declaration import has_trait
+from ...ir.gradient import GRADIENT
 from ...kernels import onednn
 from ...kernels.onednn import OneDnnError
 from ...kernels.table import Follower, Kernel, Made, Refused, Site, kernels_of, worst
@@ -64,6 +66,9 @@ class Chooser(BodyTraces):
                 with np.errstate(all="ignore"):
                     result = one.body(site, *inputs)
                     taken = site.absorbed + 1
+                    if call.domain == GRADIENT:  # of a file, whose functions may return what no rule does
+                        returned = zip_longest(call.outputs, result if isinstance(result, tuple) else (result,))
+                        site.require(all(o is None or v is not None for o, v in returned), "it does not return a gradient")
                     site.require(not (folded and site.steps), "a constant is not copied in every run")
                     self._run_steps(site, one, group[:taken])
             except SonnxError:
