@@ -122,28 +122,6 @@ def test_shared_values(function: Any, arrays: list[np.ndarray], needs: tuple[int
         compare(function, arrays, needs, joined=joined, tolerance=1e-5)
 
 
-def test_an_equal_call_whose_result_is_read_earlier() -> None:
-    """The gradient of a bias is a sum that the forward pass has computed: its call cannot move behind that reader."""
-
-    def early(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> list[Tensor]:
-        factor = op.ReduceSum(op.Mul(op.ReduceSum(r, [0, 2, 3], keepdims=0), F(0.01)), keepdims=0)
-        return gradients_of(total(conv(op.Mul(x, factor), w, b), r), [w, b])
-
-    agree(early, [X, filters(), normal(8), normal(*LARGE, seed=1)], (1, 2), joined=["Conv"])
-
-
-def test_a_gradient_that_a_call_would_make_after_its_reader_is_left_to_the_rule() -> None:
-    """The input of the convolution is computed from a value that equals the gradient of its bias."""
-
-    def circle(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> list[Tensor]:
-        loss = op.ReduceSum(conv(op.Mul(x, op.ReduceSum(op.Expand(np.float32(1), op.Shape(r)), [0, 2, 3], keepdims=1)), w, b))
-        return gradients_of(loss, [b])
-
-    step = record(circle, [X, filters(), normal(8), normal(*LARGE, seed=1)], (2,), Options())
-    (found,) = step.run()
-    np.testing.assert_allclose(found, 2 * 16 * 17, rtol=1e-6)
-
-
 def test_what_nothing_reads_is_not_computed() -> None:
     """The indices of a pooling, and the gradient of a trained input that the step does not return."""
 
