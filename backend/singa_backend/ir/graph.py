@@ -255,7 +255,11 @@ class Node:
         return self.bodies if self.function is None else [*self.bodies, self.function]
 
     def body(self) -> Graph | None:
-        """Return the body of a function or of a gradient, which is written now if it is not known yet; None for any other."""
+        """Return the body of a function or of a gradient, which is written now if it is not known yet.
+
+        Returns:
+            The body; None for any other node.
+        """
         if self.function is None and self.gradient is not None and self.gradient.write is not None:
             with _WRITING:
                 self.function = self.function or self.gradient.write()
