@@ -202,6 +202,17 @@ def test_numbers_are_constants_until_they_change(mean_squares: Fitted) -> None:
     alike(net, other)
 
 
+def test_numbers_that_nodes_compute() -> None:
+    """A Cast of a number is a constant of the graph that is recorded, and its readers read it."""
+    sizes = {"k": np.array([-1], np.int32), "i": np.array([7], np.int64), "j": np.array([33], np.int64)}
+    form = FORMS["RMSNormalization"]
+    check(
+        f"h = MatMul (x, u) {form} last = Cast <to = 7> (k) sizes = Concat <axis = 0> (last, i, j) y = Reshape (z, sizes)",
+        ["RMSNormalization"],
+        **sizes,
+    )
+
+
 def test_nodes_that_follow_the_mode_of_the_model(mean_squares: Fitted) -> None:
     """Dropout drops, and BatchNormalization writes its statistics; one that reads a copy of them does not."""
     body = f"""k = BatchNormalization(x, ones, zeros, mean, variance) copied = Identity(mean)

@@ -58,9 +58,9 @@ def fused_for_training(
         return None
     for value in named.values():
         copy.add_initializer(value)
-    names = FreshNames(named)
+    names, listed = FreshNames(named), set(named.values())
     for value in dict.fromkeys([*(v for node in copy for v in node.reads), *copy.outputs]):
-        if value.constant is not None and value.graph is None:
+        if value.constant is not None and value not in listed:
             value.name = names.new(value.name or "constant")
             copy.add_initializer(value)
     return copy
