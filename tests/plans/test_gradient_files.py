@@ -188,6 +188,14 @@ def test_defaults_of_a_function() -> None:
     agree(sonnx.prepare(model).run(given), sonnx.prepare(model, optimize=0).run(given))
 
 
+def test_versions_of_an_old_file() -> None:
+    """The gradient has the version of the model's node, and its forward call may be written as a newer one."""
+    net = parser.parse_model(NET % (11, ", ".join(["0.5"] * 108)))
+    rep = sonnx.prepare(sonnx.to_training_onnx(net, "softmax_cross_entropy", opt.SGD(lr=0.1)))
+    rep.run(feeds())
+    assert rep.profile(feeds()).gradients == len(TAKEN)
+
+
 @pytest.mark.parametrize("options", [{}, {"inline_gradients": True}], ids=["functions", "nodes"])
 def test_updates_of_a_file_without_gradients_by_kernels(options: dict[str, Any]) -> None:
     net = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>

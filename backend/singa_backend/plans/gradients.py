@@ -144,13 +144,16 @@ def _is_call(
     outputs: Sequence[ir.Value | None],
 ) -> bool:
     """Whether a node is the call of an operator on these values."""
-    declaration = operator.declaration
-    if node.domain != declaration.domain or node.operator is None or node.operator.schema is not operator.schema:
+    declaration, own = operator.declaration, node.operator
+    if own is None or (node.domain, node.op_type) != (declaration.domain, declaration.name):
         return False
-    given = operator.arguments({n: v for n, v in node.attributes.items() if n in node.given})
+    given = {n: v for n, v in node.attributes.items() if n in node.given}
+    theirs, defaults = own.arguments(given), own.arguments({}) | operator.arguments({})  # a file may have an older version
+    if any(attributes.get(n, defaults[n]) != theirs.get(n, defaults[n]) for n in defaults):
+        return False
     absent = [None] * (len(inputs) - len(node.inputs))
-    returned = all(y is None or y is o for y, o in zip_longest(outputs, node.outputs) if y is not None)
-    return given == attributes and [*node.inputs, *absent] == [*inputs] and returned
+    returned = all(y is o for y, o in zip_longest(outputs, node.outputs) if y is not None)
+    return [*node.inputs, *absent] == [*inputs] and returned
 
 
 def _expand(graph: ir.Graph, node: ir.Node, body: ir.Graph) -> None:
