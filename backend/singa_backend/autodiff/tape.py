@@ -75,9 +75,9 @@ def gradients(
     if op.is_symbolic:
         for dy, y in zip(dys, outputs, strict=False):
             _like(op, dy, y)
-    made = op.gradients_of(call)
-    if made is not None:
-        return made
+    by_one_call = op.gradients_of(call)
+    if by_one_call is not None:
+        return by_one_call
     with op.within(call):
         return gradients_by_rule(op, call)
 

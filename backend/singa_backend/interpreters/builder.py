@@ -422,20 +422,17 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def gradient(self, gradient: Gradient, values: Sequence[Symbol | None]) -> list[Symbol | None]:
         """The gradients of the inputs of a call as results of one node, which reads these values."""
-        operator, inputs = gradient.operator, gradient.split(values)[1]
+        declaration, inputs = gradient.operator.declaration, gradient.split(values)[1]
         reads = [None if v is None else self._own(v) for v in values]
-        results = [Value(self.name(f"{operator.declaration.name.lower()}_gradient")) for _ in gradient.places]
-        declaration = operator.declaration
-        attributes = {
-            n: attribute_proto(declaration.domain, declaration.name, operator.version, n, v)
-            for n, v in sorted(gradient.attributes.items())
-        }
-        op_type = f"{declaration.name}_{operator.version}"
-        self._append(Node(op_type, reads, [*results], attributes, GRADIENT, results[0].name, opset=1, gradient=gradient))
-        found: list[Symbol | None] = [None] * len(inputs)
+        results = [Value(self.name(f"{declaration.name.lower()}_gradient")) for _ in gradient.places]
+        which = declaration.domain, declaration.name, gradient.operator.version
+        attributes = {n: attribute_proto(*which, n, v) for n, v in sorted(gradient.attributes.items())}
+        op_type, name = gradient.function_name, results[0].name
+        self._append(Node(op_type, reads, [*results], attributes, GRADIENT, name, opset=1, gradient=gradient))
+        gradients: list[Symbol | None] = [None] * len(inputs)
         for place, value in zip(gradient.places, results, strict=True):
-            found[place] = Symbol(value, self, self.type_of(inputs[place]))
-        return found
+            gradients[place] = Symbol(value, self, self.type_of(inputs[place]))
+        return gradients
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
         """A new node, even if its results are known or an equal node exists."""

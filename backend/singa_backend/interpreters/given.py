@@ -1,4 +1,4 @@
-"""What a body is made for: an input of a call."""
+"""The inputs of a call, as far as the body of the call depends on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTING = 16
 
 @dataclass(frozen=True)
 class Given:
-    """What a body is made for: an input of a call.
+    """An input of a call, as far as a body depends on it.
 
     Attributes:
         dtype: its dtype.

@@ -41,6 +41,11 @@ class Gradient:
     places: tuple[int, ...] = ()
     write: Callable[[], Any] | None = None
 
+    @property
+    def function_name(self) -> str:
+        """The name of the function that a node calls, without the number of a form: the operator and its version."""
+        return f"{self.operator.declaration.name}_{self.operator.version}"
+
     def __getstate__(self) -> dict[str, Any]:
         """Support pickle, for a node whose body is known."""
         return {**self.__dict__, "write": None}

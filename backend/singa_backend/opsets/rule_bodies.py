@@ -94,8 +94,8 @@ class RuleBodies:
             symbol = builder.input(name, g and helper.make_tensor_type_proto(dtypes.onnx_code(g.dtype), g.shape))
             values.append(None if g is None else symbol if g.setting is None else builder.constant(g.array))
         dys, inputs, outputs = gradient.split(values)
-        found = gradients_by_rule(writer, DifferentiatedCall(operator, gradient.attributes, inputs, outputs, dys, needs))
-        returned = {f"dx{i}": g for i, g in enumerate(found) if g is not None}
+        gradients = gradients_by_rule(writer, DifferentiatedCall(operator, gradient.attributes, inputs, outputs, dys, needs))
+        returned = {f"dx{i}": g for i, g in enumerate(gradients) if g is not None}
         return resolve(builder.finish(list(returned.values()), list(returned)))
 
 
@@ -118,7 +118,7 @@ def gradient_functions(graph: Graph) -> list[FunctionProto]:
         if gradient is None or body is None:
             continue
         if body not in functions:
-            name = f"{gradient.operator.declaration.name}_{gradient.operator.version}"
+            name = gradient.function_name
             counts[name] += 1
             body.name, overload = form_name(name, counts[name], graph.opsets[""])
             functions[body] = function_message(

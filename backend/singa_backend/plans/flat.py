@@ -15,7 +15,7 @@ import numpy as np
 
 from ..devices.namespaces import numpy
 from ..ir import graph as ir
-from ..ir.declaration import REQUIRED, declarations
+from ..ir.declaration import declarations
 from ..ir.gradient import GRADIENT
 from ..ir.structure import without_collector
 from ..ir.versioned import VersionedOperator
@@ -164,12 +164,11 @@ def call_of(
         **attributes: those that differ from the defaults.
     """
     operator, last = versioned(domain, op_type), origins[-1]
-    defaults = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
     return ir.Node(
         op_type,
         list(inputs),
         list(outputs) or [ir.Value()],
-        {**defaults, **attributes},
+        operator.arguments({}) | attributes,
         domain,
         last.name,
         "",

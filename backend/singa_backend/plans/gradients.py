@@ -147,8 +147,8 @@ def _is_call(
     declaration, own = operator.declaration, node.operator
     if own is None or (node.domain, node.op_type) != (declaration.domain, declaration.name):
         return False
-    given = {n: v for n, v in node.attributes.items() if n in node.given}
-    theirs, defaults = own.arguments(given), own.arguments({}) | operator.arguments({})  # a file may have an older version
+    set_by_node = {n: v for n, v in node.attributes.items() if n in node.given}
+    theirs, defaults = own.arguments(set_by_node), own.arguments({}) | operator.arguments({})  # a file may have an older version
     if any(attributes.get(n, defaults[n]) != theirs.get(n, defaults[n]) for n in defaults):
         return False
     absent = [None] * (len(inputs) - len(node.inputs))
