@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import singa_backend.operators
-from singa_backend.elementwise.compile import LEVELS, available
+from singa_backend.devices import namespaces
+from singa_backend.elementwise.compile import LEVELS, available, native, target
 from singa_backend.elementwise.expression import FUNCTIONS, NotTraced, Term, Trace, order
 from singa_backend.elementwise.functions import COSTLY
 from singa_backend.elementwise.machine_code import emit
@@ -305,8 +306,6 @@ def arguments(declaration: Declaration, dtype: Any, n: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.__name__)
 def test_definitions(dtype: Any) -> None:
     """Arithmetic has the definition's bits; functions are near its values."""
-    from singa_backend.devices import namespaces
-
     xp, tried = namespaces.host, 0
     for domain, name in NAMES:
         declaration = list(declarations[domain, name].values())[-1]
@@ -341,3 +340,185 @@ def near(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     unit = np.spacing(np.abs(expected[finite]))
     error = np.abs(found[finite].astype(np.float64) - expected[finite]) / unit
     assert error.max(initial=0) <= LOOSE.get(name, 4), f"{name}: {error.max()} units in the last place"
+
+
+# Rows
+
+
+def definition(name: str) -> Callable[..., Any]:
+    return list(declarations["", name].values())[-1].body
+
+
+def layer_norm(xp: Any, x: Any, scale: Any, bias: Any) -> Any:
+    return definition("LayerNormalization")(xp, x, scale, bias)[0]
+
+
+def rms_norm(xp: Any, x: Any, scale: Any) -> Any:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(1e-5)) * scale
+
+
+def exact_rows(name: str, x: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    """The result in float64."""
+    x, *rest = (a.astype(np.float64) for a in (x, *others))
+    shifted = x - x.max(-1, keepdims=True) if x.shape[-1] else x
+    if name == "Softmax":
+        return np.exp(shifted) / np.exp(shifted).sum(-1, keepdims=True)
+    if name == "LogSoftmax":
+        return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    if name == "layer_norm":
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * rest[0] + rest[1]
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * rest[0]
+
+
+ROWS: dict[str, tuple[Callable[..., Any], int, float]] = {
+    "Softmax": (lambda xp, x: definition("Softmax")(xp, x, axis=-1), 0, 2),
+    "LogSoftmax": (lambda xp, x: definition("LogSoftmax")(xp, x, axis=-1), 0, 2),
+    "layer_norm": (layer_norm, 2, 3),
+    "rms_norm": (rms_norm, 1, 2),
+}
+"""The function, the inputs of a row, and the error in units of the largest value."""
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 31, 63, 64, 65, 777, 5000])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str, n: int) -> None:
+    """Kernels for all sizes, if a size is not a number in the definition; every number of threads has the same bits."""
+    body, inputs, bound = ROWS[name]
+    rng = np.random.default_rng(n)
+    x = (rng.normal(size=(5, n)) * 3).astype(np.float32)
+    others = [rng.normal(size=n).astype(np.float32) for _ in range(inputs)]
+    size = n if name == "layer_norm" else 9  # its definition counts elements in Python
+    results = traced(body, (np.float32, (5, size)), *[(np.float32, (size,))] * inputs)
+    (y,) = computed(results, [x, *others], (5, n))
+    exact = exact_rows(name, x, *others)
+    assert np.abs(y - exact).max() <= bound * np.finfo(np.float32).eps * np.abs(exact).max()
+    for threads, chunk in ((2, 1), (2, 2), (3, 1), (1, 3)):
+        (again,) = computed(results, [x, *others], (5, n), threads=threads, chunk=chunk)
+        np.testing.assert_array_equal(again, y)
+
+
+def test_rows_of_special_values() -> None:
+    x = np.zeros((5, 40), np.float32)
+    x[0, 3], x[1, 20], x[2, :], x[3, 30] = np.nan, np.inf, -np.inf, -np.inf
+    (y,) = computed(traced(ROWS["Softmax"][0], (np.float32, (5, 9))), [x])
+    expected = definition("Softmax")(namespaces.host, x, axis=-1)
+    np.testing.assert_allclose(y, expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.float32, np.float64, np.bool_], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "prod", "any"])
+def test_reductions(kind: str, dtype: Any) -> None:
+    results = traced(lambda xp, x: getattr(x, kind)(-1), (dtype, (3, 9)))
+    if kind in ("sum", "prod") and dtype is np.bool_:
+        with pytest.raises(NotEmitted, match="of logical values"):
+            Call(results, [np.zeros((3, 9), bool)], [np.zeros((3, 1), bool)])
+        return
+    real = np.dtype(dtype).kind == "f"
+    for n in [1, 15, 16, 17, 63, 65, 1000, 9000]:
+        x = values(dtype, 3 * n, n).reshape(3, n)
+        if real and kind in ("sum", "prod"):
+            x = np.random.default_rng(n).uniform(0.9, 1.1, (3, n)).astype(dtype)
+        if real and kind in ("max", "min"):
+            x[1] = np.where(np.isnan(x[1]), 0, x[1])
+        if kind == "any":
+            x[0] = 0
+        (y,) = computed(results, [x], (3, 1))
+        function = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply, "any": np.logical_or}[kind]
+        expected = function.reduce(x, -1, dtype=bool if kind == "any" else np.longdouble if real else dtype, keepdims=True)
+        if real and kind in ("sum", "prod"):
+            np.testing.assert_allclose(y, expected, rtol=np.finfo(dtype).eps * (2 if kind == "sum" else 40))
+        else:
+            np.testing.assert_array_equal(y, expected)
+
+
+def test_sums_of_long_rows_do_not_lose_more() -> None:
+    x = np.random.default_rng(0).random((1, 3_000_000), np.float32)
+    (y,) = computed(traced(lambda xp, x: x.sum(-1), (np.float32, (1, 9))), [x], (1, 1))
+    exact = x.sum(dtype=np.float64)
+    assert abs(y[0, 0] - exact) <= 4 * np.spacing(np.float32(exact))
+
+
+def test_an_empty_row_is_neutral() -> None:
+    (y,) = computed(traced(lambda xp, x: x.sum(-1), (np.float32, (3, 9))), [np.zeros((3, 0), np.float32)], (3, 1))
+    np.testing.assert_array_equal(y, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (lambda xp, x: x.sum(0), "other axes"),
+        (lambda xp, x: x.sum(), "other axes"),
+        (lambda xp, x: x.sum(-1).sum(-1), "other axes"),
+        (lambda xp, x: [x.sum(-1), xp.full((4, 9), 1, np.float32)], "does not depend on the rows"),
+    ],
+)
+def test_other_reductions_are_refused(body: Any, reason: str) -> None:
+    with pytest.raises(NotEmitted, match=reason):
+        emit("kernel", traced(body, (np.float32, (4, 9))), {0: "row"})
+
+
+# Bits and objects of other processors
+
+
+def kernels() -> dict[str, tuple[list[Term], list[np.ndarray]]]:
+    """Functions, compositions and rows of float32 and float64."""
+    found: dict[str, tuple[list[Term], list[np.ndarray]]] = {}
+    for dtype in REAL:
+        x, y = np.abs(values(dtype, 999)), values(dtype, 999, 1)
+        names = sorted(COSTLY - {"poly"})
+        for half in (names[::2], names[1::2]):
+            body = partial(lambda half, xp, x, y: [FUNCTIONS[n](*(x, y)[: FUNCTIONS[n].nin]) for n in half], half)
+            found[f"{half[0]} {dtype.__name__}"] = traced(body, (dtype, (9,)), (dtype, (9,))), [x, y]
+        rows = np.random.default_rng(0).normal(size=(3, 333)).astype(dtype)
+        for name in ("Softmax", "LogSoftmax"):
+            found[f"{name} {dtype.__name__}"] = traced(ROWS[name][0], (dtype, (3, 9))), [rows]
+        scale = rows[0] + 1
+        found[f"rms_norm {dtype.__name__}"] = traced(rms_norm, (dtype, (3, 9)), (dtype, (9,))), [rows, scale]
+        gelu = traced(definition("Gelu"), (dtype, (9,)))
+        found[f"Gelu {dtype.__name__}"] = gelu, [y]
+    return found
+
+
+KERNELS = kernels() if not available() else {}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_equal_bits_with_shorter_vectors(name: str) -> None:
+    """AVX2 splits the vectors; NaN equals NaN."""
+    results, arrays = KERNELS[name]
+    if not LEVELS["avx2"][0].startswith("x86_64") or not is_x86():
+        pytest.skip("AVX2 is of x86-64")
+    for y, other in zip(computed(results, arrays), computed(results, arrays, features=LEVELS["avx2"][2]), strict=True):
+        equal(other, y)
+
+
+def is_x86() -> bool:
+    return str(native().target.triple).startswith("x86_64")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", list(KERNELS)[:4] + list(KERNELS)[-2:])
+def test_objects_of_other_processors_call_nothing(name: str, level: str) -> None:
+    results, arrays = KERNELS[name]
+    code = emit("kernel", results, dict.fromkeys(range(len(arrays)), "row"))
+    assert target(level).object(code.text).startswith(b"\x7fELF")
+
+
+def test_threads_claim_all_parts() -> None:
+    if not gomp():
+        pytest.skip("libgomp is not installed")
+    x = values(np.float32, 100_003)
+    results = traced(lambda xp, x: np.exp(x), (np.float32, (9,)))
+    (expected,) = computed(results, [x])
+    for threads, chunk in ((2, 1024), (4, 16), (2, 1 << 40), (3, 0), (2, 7)):
+        (y,) = computed(results, [x[: 50 if chunk == 0 else None]], threads=threads, chunk=chunk)
+        equal(y, expected[: len(y)])
+
+
+def test_recorded_terms_of_one_element() -> None:
+    """A size is an input of one element after the recorded ones."""
+    trace = Trace()
+    x = trace.input(np.float32, (4, 9))
+    y = x / trace.count(x, -1)
+    code = emit("kernel", [y.term], {0: "row"})
+    assert [t.op for t in code.inputs] == ["input", "size"]

@@ -27,6 +27,8 @@ def layout(arrays: Sequence[np.ndarray], rows: bool = False) -> tuple[list[int],
         padded = (1,) * (len(shape) - a.ndim) + a.shape
         held = [0] * (len(shape) - a.ndim) + list(a.strides)
         steps.append([0 if d == 1 else s for d, s in zip(padded, held, strict=True)])
+        if rows and shape[-1] < 2:
+            steps[-1][-1] = a.itemsize
     sizes, merged = [shape[-1]], [[s[-1]] for s in steps]
     for i in range(len(shape) - 2, -1, -1):
         joins = all(s[i] == m[0] * sizes[0] for s, m in zip(steps, merged, strict=True))
