@@ -103,6 +103,10 @@ class Compiled:
         self._tracker, self.address = tracker, int(tracker[name])
         self.call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
+    def __del__(self, lock: threading.RLock = _LOCK) -> None:
+        with lock:  # llvmlite's own lock is not renewed in a child
+            self._tracker.close()
+
 
 @cache
 def _llvm() -> ModuleType:
