@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from singa_backend.elementwise import compile as machine
 from singa_backend.elementwise.compile import NotCompiled, available, compiled, native, target, undefined
 
@@ -163,7 +164,10 @@ def test_a_full_disk_is_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("define void @f(ptr %x) {\n  nonsense\n}\n", "not valid"),
         ("define void @f(ptr %x) {\n  ret i32 1\n}\n", "not valid"),
-        ("declare void @pow_of_nobody()\ndefine void @f(ptr %x) {\n  call void @pow_of_nobody()\n  ret void\n}\n", "pow_of_nobody"),
+        (
+            "declare void @pow_of_nobody()\ndefine void @f(ptr %x) {\n  call void @pow_of_nobody()\n  ret void\n}\n",
+            "pow_of_nobody",
+        ),
         (
             "define void @f(ptr %x) {\n  %v = load double, ptr %x\n  %w = call double @llvm.pow.f64(double %v, double %v)\n"
             "  store double %w, ptr %x\n  ret void\n}\ndeclare double @llvm.pow.f64(double, double)\n",
