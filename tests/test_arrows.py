@@ -27,6 +27,7 @@ LAYERS = {
         "io",
         "proto devices comparison",
         "ir collectives",
+        "elementwise",
         "rewriting runtime kernels",
         "interpreters passes",
         "adapters autodiff plans",
