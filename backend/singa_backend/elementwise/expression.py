@@ -25,7 +25,9 @@ from ..devices.namespaces import Namespace
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
 
-_SAME_NAME = "floor ceil rint trunc sqrt exp expm1 log log1p sin cos tan sinh cosh tanh fmax fmin fmod sign copysign signbit isnan"
+_SAME_NAME = (
+    "floor ceil rint trunc sqrt exp expm1 log log1p sin cos tan sinh cosh tanh fmax fmin fmod sign copysign signbit isnan"
+)
 
 FUNCTIONS: dict[str, np.ufunc] = {name: getattr(np, name) for name in (*_SAME_NAME.split(), "isinf", "isfinite")} | {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide, "mod": np.remainder,
@@ -244,8 +246,9 @@ class Trace:
                 return first
         if t.op in ("neg", "not") and first.op == t.op:
             return first.args[0]
-        if t.op == "where" and t.args[1] is last and last.shape == t.shape:
-            return last
+        if t.op == "where" and (t.args[1] is last or first.op == "const"):
+            chosen = t.args[1] if first.op == "const" and first.number else last
+            return chosen if chosen.shape == t.shape else t
         return t
 
     def operand(self, x: Any, dtype: np.dtype[Any]) -> Recorded:
@@ -284,7 +287,9 @@ class Trace:
         if [n for n in wanted if n != 1] != [n for n in x.shape if n != 1]:
             raise NotTraced("a reshape that joins or splits axes")
         source = x.term.args[0] if x.term.op == "reshape" else x.term
-        return Recorded(self, source) if source.shape == wanted else self.term("reshape", (Recorded(self, source),), x.dtype, wanted)
+        return (
+            Recorded(self, source) if source.shape == wanted else self.term("reshape", (Recorded(self, source),), x.dtype, wanted)
+        )
 
     def reduce(self, kind: str, x: Recorded, axis: Any, keepdims: bool) -> Recorded:
         """A reduction along axes, all by default."""

@@ -51,7 +51,7 @@ FINITE = Range(-MOST, MOST)
 UNKNOWN = Range(-math.inf, math.inf, True)
 _BOOL = Range(0, 1)
 _SIGNED_ONE = Range(-1, 1)
-_COMPARISONS = frozenset("eq ne lt le gt ge isnan isinf isfinite signbit".split())
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit"])
 _MONOTONIC: dict[str, tuple[Callable[[float], float], float, float]] = {
     "exp": (math.exp, -math.inf, math.inf), "expm1": (math.expm1, -math.inf, math.inf), "log": (math.log, 0, math.inf),
     "log1p": (math.log1p, -1, math.inf), "sqrt": (math.sqrt, 0, math.inf), "tanh": (math.tanh, -math.inf, math.inf),
@@ -120,7 +120,7 @@ def _power(x: Range, y: Term, of_y: Range) -> Range:
     return UNKNOWN
 
 
-def _range(t: Term, x: Range, y: Range, args: tuple[Range, ...]) -> Range:  # noqa: C901 - one branch for each kind of primitive
+def _range(t: Term, x: Range, y: Range, args: tuple[Range, ...]) -> Range:
     """The range of a term by those of its operands, of which x is the first and y the last."""
     op = t.op
     if t.dtype.kind == "b" or op in _COMPARISONS:
@@ -153,7 +153,7 @@ def _range(t: Term, x: Range, y: Range, args: tuple[Range, ...]) -> Range:  # no
             return Range(0, math.pi, x.nan or x.low < -1 or x.high > 1)
         case "add":
             made = _corners(x, y, lambda p, q: p + q)
-            return made if not (t.args[0] is t.args[1]) else Range(made.low, made.high, x.nan)
+            return made if t.args[0] is not t.args[1] else Range(made.low, made.high, x.nan)
         case "sub":
             made = _corners(x, y, lambda p, q: p - q)
             if t.args[1].op == "reduce" and t.args[1].args[0] is t.args[0] and t.args[1].extra[0] == "max":  # x - max(x)

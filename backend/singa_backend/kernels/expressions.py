@@ -102,7 +102,9 @@ def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list
         for v in one.operands:
             if isinstance(v, Value):
                 site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
-                operands.append(inputs.setdefault(id(v), (v, whole.input(v.dtype, v.shape)))[1])
+                if id(v) not in inputs:
+                    inputs[id(v)] = v, whole.input(v.dtype, v.shape)
+                operands.append(inputs[id(v)][1])
             else:
                 operands.append(None if v is None else made[v])
         kinds = tuple(None if r is None else (r.dtype, r.shape) for r in operands)
@@ -217,67 +219,70 @@ class _Leaves:
     """
 
     def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str) -> None:
-        self._site, self._inputs, self._label = site, inputs, label
+        self._site, self._inputs = site, inputs
         self.shape = results[0].shape
-        self._size = max(math.prod(self.shape), 1)
         self.values: list[Value] = []
-        self._places: dict[Any, Term] = {}
-        self._done: dict[int, Term] = {}
-        self._single = {id(t) for t in order(results) if self._is_smaller(t)}
-        first = [t for t in order(results) if id(t) in self._single]
-        tops = {id(a) for t in order(results) if id(t) not in self._single for a in t.args} | {id(r) for r in results}
-        by_shape: dict[tuple[int, ...], list[Term]] = {}
-        for t in first:
-            if id(t) in tops:
-                by_shape.setdefault(t.shape, []).append(t)
-        for parts in by_shape.values():
-            for t, v in zip(parts, compute(site, parts, inputs, label), strict=True):
-                self._done[id(t)] = self._leaf(v, t)
-        self.results = [self._rewritten(r) for r in results]
+        self._trace = Trace()
+        self._places: dict[Any, Recorded] = {}
+        self._done: dict[int, Recorded] = {}
+        terms = order(results)
+        constant = {id(t) for t in terms if t.op == "input" and inputs[t.extra].constant and inputs[t.extra].size <= BLOCK}
+        for t in terms:
+            if t.op == "const" or (t.args and all(id(a) in constant for a in t.args)):
+                constant.add(id(t))
+        size = max(math.prod(self.shape), 1)
+        before = {id(t) for t in terms if t.op not in _FREE and t.size * SMALLER <= size} | constant
+        tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
+        parts: dict[tuple[int, ...], list[Term]] = {}
+        for t in terms:
+            if id(t) in constant and id(t) in tops and t.op not in ("const", "input"):
+                self._done[id(t)] = self._constant(evaluate([t], [v.array for v in inputs])[0])
+            elif id(t) in before - constant and id(t) in tops:
+                parts.setdefault(t.shape, []).append(t)
+        for several in parts.values():
+            for t, v in zip(several, compute(site, several, inputs, label), strict=True):
+                self._done[id(t)] = self._leaf(v, t.shape)
+        self.results = [self._rewritten(r).term for r in results]
 
-    def _is_smaller(self, t: Term) -> bool:
-        """Whether a term is computed before the others."""
-        return t.op not in _FREE and t.size * SMALLER <= self._size and not _is_constant(t)
-
-    def _rewritten(self, t: Term) -> Term:
+    def _rewritten(self, t: Term) -> Recorded:
         if id(t) in self._done:
             return self._done[id(t)]
         if t.op == "input" or (t.op == "reshape" and t.args[0].op == "input"):
             made = self._input(t)
         else:
-            args = tuple(self._rewritten(a) for a in t.args)
+            args = [self._rewritten(a) for a in t.args]
             if t.op == "reshape" and t.size > 1:
                 source, wide = t.args[0].shape, len(self.shape)
                 same = (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
                 self._site.require(same, "a computed value is reshaped")
-            made = args[0] if t.op == "reshape" else Term(t.op, args, t.dtype, t.shape, t.extra)
+            made = args[0] if t.op == "reshape" else self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
         self._done[id(t)] = made
         return made
 
-    def _input(self, t: Term) -> Term:
-        source = t if t.op == "input" else t.args[0]
-        v = self._inputs[source.extra]
-        if v.constant and v.size == 1:
-            number = v.array.reshape(())
+    def _constant(self, array: np.ndarray) -> Recorded:
+        """A constant: a number of the expression, or a leaf."""
+        if array.size == 1:
+            number = array.reshape(())
             with np.errstate(all="ignore"):
-                if v.dtype.kind == "b" or (abs(number) <= LITERAL and float(number * LITERAL).is_integer()):
-                    return Term("const", (), v.dtype, (), number.tobytes())
-        if t.shape != v.shape:
-            v = v.view(t.shape, _steps(v, t.shape))
-        return self._leaf(v, t)
+                if array.dtype.kind == "b" or (abs(number) <= LITERAL and float(number * LITERAL).is_integer()):
+                    return self._trace.constant(number, array.dtype)
+        return self._leaf(self._site.constant(np.ascontiguousarray(array)), array.shape)
 
-    def _leaf(self, v: Value, t: Term) -> Term:
-        if v.size == 1:
-            v = v.view((), ())
+    def _input(self, t: Term) -> Recorded:
+        v = self._inputs[t.extra if t.op == "input" else t.args[0].extra]
+        if v.constant and v.size == 1:
+            made = self._constant(v.array)
+            if made.term.op == "const":
+                return made
+        return self._leaf(v if t.shape == v.shape else v.view(t.shape, _steps(v, t.shape)), t.shape)
+
+    def _leaf(self, v: Value, shape: tuple[int, ...]) -> Recorded:
+        v = v.view((), ()) if v.size == 1 else v
         key = (id(v.buffer), v.offset, v.shape, v.strides, v.dtype)
         if key not in self._places:
-            self._places[key] = Term("input", (), v.dtype, t.shape, len(self.values))
+            self._places[key] = self._trace.input(v.dtype, shape)
             self.values.append(v)
         return self._places[key]
-
-
-def _is_constant(t: Term) -> bool:
-    return t.op == "const" or (bool(t.args) and all(_is_constant(a) for a in t.args))
 
 
 def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -286,9 +291,7 @@ def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(next(kept) if d != 1 else v.dtype.itemsize for d in shape)
 
 
-def _emit(
-    site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value]
-) -> list[Value]:
+def _emit(site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value]) -> list[Value]:
     program = Program(leaves.results)
     ys = _outputs(site, leaves, reusable, into, program.may_replace)
     layout = order_of(ys[0])
@@ -377,7 +380,6 @@ def _apart(leaves: _Leaves, v: Value, place: int, may_replace: Callable[[int, in
     return True
 
 
-
 @general("unary", "broadcasting", on="numpy")
 def expression(site: Site, *inputs: Value | None) -> Value:
     """An elementwise call, and those that follow it."""
@@ -391,7 +393,11 @@ def expression(site: Site, *inputs: Value | None) -> Value:
         free |= {id(f.inputs[p]) for p in f.reusable}
     terms, values = _longest(site, operations)
     site.absorb(len(terms) - 1)
-    label = site.name.lower() if len(terms) == 1 else "+".join([site.name, *(f.name for f in site.followers[: len(terms) - 1])]).lower()
+    label = (
+        site.name.lower()
+        if len(terms) == 1
+        else "+".join([site.name, *(f.name for f in site.followers[: len(terms) - 1])]).lower()
+    )
     (y,) = compute(site, terms[-1:], values, label, lambda v: any(id(v) == i for i in free))
     return y
 
