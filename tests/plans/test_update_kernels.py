@@ -123,7 +123,7 @@ def test_every_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         kernels = [s.kernel for s in plan.first.steps]
         assert "definition" not in [s.kernel for s in plan.first.steps if s.writes and s.writes[0].size > 1], kernels
         count = 8 if name == "Lion" else 4  # one for each parameter; Sign is not a part of an expression
-        assert sum(k.startswith("numpy.update") for k in kernels) == count, kernels
+        assert sum(k.endswith(".update") for k in kernels) == count, kernels
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -175,7 +175,7 @@ def test_expressions(name: str, size: int, threads: int, monkeypatch: pytest.Mon
     rng = np.random.default_rng(size)
     arrays = [rng.standard_normal((1, size)).astype(F), rng.standard_normal((1, size)).astype(F), np.array([0.7], F)]
     plan, first, again, expected = computed(EXPRESSIONS[name], arrays, monkeypatch, threads)
-    assert any(k.startswith("numpy.update") for k in plan.kernels), plan.kernels
+    assert any(k.endswith(".update") for k in plan.kernels), plan.kernels
     for n, (a, b, e) in enumerate(zip(first, again, expected, strict=True)):
         close(a, e, 1e-6, f"result {n}")
         assert np.array_equal(a, b)
@@ -203,7 +203,7 @@ def test_what_the_kernel_declines(monkeypatch: pytest.MonkeyPatch) -> None:
         return [z := op.Sqrt(op.Mul(y, y)), op.Add(op.Mul(x, z), x)]
 
     plan, first, again, expected = computed(function, [x, x[:1]], monkeypatch)
-    assert not any(k.startswith("numpy.update") for k in plan.kernels)
+    assert not any(k.endswith(".update") for k in plan.kernels)
     for a, b, e in zip(first, again, expected, strict=True):
         close(a, e, 1e-6)
         close(b, e, 1e-6)
@@ -215,7 +215,7 @@ def test_other_operands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.linspace(1, 2, 6, dtype=np.float64 if kind == "float64" else F).reshape(2, 3)
     y = x if kind == "float64" else x[:1]
     plan, first, again, expected = computed(lambda x, y: [op.Add(op.Mul(x, y), x)], [x, y], monkeypatch)
-    assert any(k.startswith("numpy.update") for k in plan.kernels)
+    assert any(k.endswith(".update") for k in plan.kernels)
     for a, b, e in zip(first, again, expected, strict=True):
         assert np.array_equal(a, e) or (close(a, e, 1e-6) is None)
         assert np.array_equal(a, b)

@@ -119,6 +119,8 @@ def available() -> str:
     Returns:
         The reason; empty if it can.
     """
+    if os.environ.get("SONNX_MACHINE_CODE", "").lower() == "off":
+        return "SONNX_MACHINE_CODE is off"
     with _LOCK:
         try:
             llvm = _llvm()
