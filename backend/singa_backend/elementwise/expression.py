@@ -15,7 +15,7 @@ A size is a term, never a constant, so that one kernel serves all sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -380,18 +380,17 @@ class Recorder(Namespace):
         raise NotTraced("xp.scatter")
 
 
-def order(results: Iterable[Term]) -> list[Term]:
-    """The terms on which results depend, operands first."""
+def order(results: Iterable[Term], known: Container[int] = ()) -> list[Term]:
+    """The terms on which results depend, operands first, without those whose ids are known."""
     seen: dict[int, Term] = {}
-
-    def visit(t: Term) -> None:
-        if id(t) not in seen:
-            for a in t.args:
-                visit(a)
-            seen[id(t)] = t
-
-    for r in results:
-        visit(r)
+    pending = [r for r in results if id(r) not in known][::-1]
+    while pending:
+        t = pending[-1]
+        missing = [a for a in t.args if id(a) not in seen and id(a) not in known] if id(t) not in seen else []
+        if missing:
+            pending += missing[::-1]
+        else:
+            seen.setdefault(id(t), pending.pop())
     return list(seen.values())
 
 

@@ -233,7 +233,7 @@ def _with_poles(k: Builder, x: Vector, y: Vector, pole: float) -> Vector:
 
 
 def log(k: Builder, x: Vector) -> Vector:
-    """f - (f**2 / 2 - ..) with f = x / 2**n - 1."""
+    """F - (f**2 / 2 - ..) with f = x / 2**n - 1."""
     return _with_poles(k, x, _log(k, x), 0.0)
 
 
@@ -245,7 +245,7 @@ def log1p(k: Builder, x: Vector) -> Vector:
 
 
 def tanh(k: Builder, x: Vector) -> Vector:
-    """t / (t + 2) with t = exp(2 |x|) - 1; in float32 an odd polynomial below 0.6."""
+    """T / (t + 2) with t = exp(2 |x|) - 1; in float32 an odd polynomial below 0.6."""
     a = _abs(k, x)
     n, p = _reduced(k, a.bound("lt", 20.0 if x.type == "float" else 44.0) * 2.0, INTEGER[x.type][2])
     s = _power(n, x.type)
@@ -347,7 +347,7 @@ def sinh(k: Builder, x: Vector) -> Vector:
 
 
 def cosh(k: Builder, x: Vector) -> Vector:
-    """h + 1 / (4 h) with h = exp(|x|) / 2."""
+    """H + 1 / (4 h) with h = exp(|x|) / 2."""
     h = exp(k, _abs(k, x), halved=True)
     return h + 0.25 / h
 

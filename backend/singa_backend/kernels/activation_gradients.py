@@ -8,28 +8,11 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
+from .functions import GRADIENTS
 from .lowering import desc, emit, ordered, require_gradient, require_plain, threads_for
 from .onednn import backward
 from .table import Site, gradient
 from .values import FINITE, Value, dense
-
-
-@gradient("Relu", 6, 13, 14, reads=("dy0", "y0"))
-def relu_gradient(site: Site, dy: Value, y: Value) -> Value:
-    """The gradient where the result is positive, 0 elsewhere."""
-    return _by_result(site, dy, y, "relu_use_dst_for_bwd")
-
-
-@gradient("Sigmoid", 6, 13, reads=("dy0", "y0"))
-def sigmoid_gradient(site: Site, dy: Value, y: Value) -> Value:
-    """Dy * y * (1 - y)."""
-    return _by_result(site, dy, y, "logistic_use_dst_for_bwd")
-
-
-@gradient("Tanh", 6, 13, reads=("dy0", "y0"))
-def tanh_gradient(site: Site, dy: Value, y: Value) -> Value:
-    """Dy * (1 - y * y)."""
-    return _by_result(site, dy, y, "tanh_use_dst_for_bwd")
 
 
 def _takes_bounds(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
@@ -48,11 +31,6 @@ def clip_gradient(site: Site, dy: Value, x: Value, low: Value | None = None, hig
     site.require(least <= most, "the bounds are not in order")
     below = np.nextafter(least, np.float32(-np.inf))  # oneDNN's gradient is 0 at the lower bound, and not at the upper one
     return _by_values(site, dy, x, "clip", dnn.args.SRC, float(below), float(most))
-
-
-def _by_result(site: Site, dy: Value, y: Value, algorithm: str) -> Value:
-    """The gradient from the result."""
-    return _by_values(site, dy, y, algorithm, dnn.args.DST)
 
 
 def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha: float = 0.0, beta: float = 0.0) -> Value:
@@ -76,40 +54,14 @@ def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha:
     return dx
 
 
-def _algorithm(name: str, attributes: dict[str, Any]) -> tuple[str, float, float] | None:
-    """The function of oneDNN whose gradient, from the input, is that of an operator, and its two parameters."""
-    match name:
-        case "LeakyRelu":
-            return "relu", attributes["alpha"], 0.0
-        case "Elu":
-            return "elu", attributes["alpha"], 0.0
-        case "HardSigmoid":
-            return "hardsigmoid", attributes["alpha"], attributes["beta"]
-        case "HardSwish":
-            return "hardswish", 1 / 6, 0.5
-        case "Softplus":
-            return "soft_relu", 1.0, 0.0
-        case "Swish":
-            return "swish", attributes["alpha"], 0.0
-        case "Mish":
-            return "mish", 0.0, 0.0
-        case "Gelu" if attributes["approximate"] in ("none", "tanh"):
-            return "gelu_erf" if attributes["approximate"] == "none" else "gelu_tanh", 0.0, 0.0
-    return None
-
-
-@gradient("LeakyRelu", 6, 16, reads=("dy0", "x0"))
-@gradient("Elu", 6, 22, reads=("dy0", "x0"))
-@gradient("HardSigmoid", 6, 22, reads=("dy0", "x0"))
-@gradient("HardSwish", 14, 22, reads=("dy0", "x0"))
-@gradient("Softplus", 1, 22, reads=("dy0", "x0"))
-@gradient("Swish", 24, reads=("dy0", "x0"))
-@gradient("Mish", 18, 22, reads=("dy0", "x0"))
-@gradient("Gelu", 20, reads=("dy0", "x0"))
-def activation_gradient(site: Site, dy: Value, x: Value) -> Value:
-    """The gradient from the input."""
-    found = _algorithm(site.name, site.attributes)
+def activation_gradient(site: Site, dy: Value, v: Value) -> Value:
+    """The gradient from the input, or from the result."""
+    row = GRADIENTS[site.name]
+    found = row.function(site.attributes, row.backward or "")
     if found is None:
         site.refuse("oneDNN does not have the function")
-    name, alpha, beta = found
-    return _by_values(site, dy, x, name, dnn.args.SRC, alpha, beta)
+    return _by_values(site, dy, v, found[0], dnn.args.DST if row.backward else dnn.args.SRC, *found[1:])
+
+
+for _name, _row in GRADIENTS.items():
+    gradient(_name, reads=("dy0", "y0" if _row.backward else "x0"))(activation_gradient)

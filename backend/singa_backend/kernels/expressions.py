@@ -235,8 +235,8 @@ class _Leaves:
         for t in terms:
             if t.op == "const" or (t.args and all(id(a) in constant for a in t.args)):
                 constant.add(id(t))
-        size = max(math.prod(self.shape), 1)
-        before = {id(t) for t in terms if t.op not in _FREE and t.size * SMALLER <= size} | constant
+        size = math.prod(self.shape)
+        before = {id(t) for t in terms if size and t.op not in _FREE and t.size * SMALLER <= size} | constant
         tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
         parts: dict[tuple[int, ...], list[Term]] = {}
         for t in terms:
@@ -247,22 +247,27 @@ class _Leaves:
         for several in parts.values():
             for t, v in zip(several, compute(site, several, inputs, label), strict=True):
                 self._done[id(t)] = self._leaf(v, t.shape)
-        self.results = [self._rewritten(r).term for r in results]
+        for t in order(results, self._done):
+            if t.op != "input":
+                self._done[id(t)] = self._rewritten(t)
+        self.results = [self._of(r).term for r in results]
+
+    def _of(self, t: Term) -> Recorded:
+        """What takes the place of a term that is an input, or was rewritten before."""
+        if id(t) not in self._done:
+            self._done[id(t)] = self._input(t)
+        return self._done[id(t)]
 
     def _rewritten(self, t: Term) -> Recorded:
-        if id(t) in self._done:
-            return self._done[id(t)]
-        if t.op == "input" or (t.op == "reshape" and t.args[0].op == "input"):
-            made = self._input(t)
-        else:
-            args = [self._rewritten(a) for a in t.args]
-            if t.op == "reshape" and t.size > 1:
-                source, wide = t.args[0].shape, len(self.shape)
-                same = (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
-                self._site.require(same, "a computed value is reshaped")
-            made = args[0] if t.op == "reshape" else self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
-        self._done[id(t)] = made
-        return made
+        if t.op == "reshape" and t.args[0].op == "input":
+            return self._input(t)
+        args = [self._of(a) for a in t.args]
+        if t.op != "reshape":
+            return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
+        source, wide = t.args[0].shape, len(self.shape)
+        same = t.size == 1 or (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
+        self._site.require(same, "a computed value is reshaped")
+        return args[0]
 
     def _constant(self, array: np.ndarray) -> Recorded:
         """A constant: a number of the expression, or a leaf."""

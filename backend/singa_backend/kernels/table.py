@@ -238,7 +238,7 @@ class Kernel:
         body: called with the site and the inputs; returns the outputs, a value or a tuple of values.
         on: what computes: "view", "machine", "onednn", "numpy".
         rank: kernels of lower rank are tried first.
-        versions: the schema versions.
+        versions: the schema versions; empty for those with the present meaning.
         takes_opaque: whether inputs may be strings, sequences or maps: an OpaqueValue each, whose kind and shape the body checks.
     """
 
@@ -267,7 +267,7 @@ def kernel(
 
     Args:
         name: the operator.
-        *versions: the schema versions, each of which is listed.
+        *versions: the schema versions, each of which is listed; without them those with the present meaning.
         on: "view", "machine", "onednn" or "numpy"; in this order they are tried.
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
@@ -312,7 +312,7 @@ class GradientKernel:
     """What a gradient kernel needs.
 
     Attributes:
-        versions: the schema versions of the operator.
+        versions: the schema versions of the operator; empty for those with the present meaning.
         reads: the inputs of its body: "dy0" is the gradient of the first output, "x1" the second input of the forward call, "y0"
             its first output, "h0" the first value that its forward call in training form returns besides its outputs; the body
             receives None for an absent one whose name ends with "?", such as "x1?", and declines the others.
@@ -345,7 +345,9 @@ gradient_kernels: dict[tuple[str, str], GradientKernel] = {}
 def gradient_kernel(operator: VersionedOperator) -> GradientKernel | None:
     """What the gradient kernel of an operator at its version needs; None if there is none."""
     kernel = gradient_kernels.get((operator.declaration.domain, operator.declaration.name))
-    return kernel if kernel is not None and operator.version in kernel.versions else None
+    if kernel is None:
+        return None
+    return kernel if (operator.version in kernel.versions if kernel.versions else operator.is_modern) else None
 
 
 def gradient(
@@ -381,9 +383,10 @@ def training(name: str, *versions: int, on: str = "onednn") -> Callable[[Body], 
 
 def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
     """The kernels of an operator at a version, in the order in which they are tried."""
-    found = [k for k in table.get((domain, name), ()) if version in k.versions]
-    declared = newest_declaration(domain, name) if domain not in (GRADIENT, TRAINING) else None
-    if declared is not None:
+    declared = newest_declaration("" if domain in (GRADIENT, TRAINING) else domain, name)
+    modern = declared is None or version >= declared.meaning_since
+    found = [k for k in table.get((domain, name), ()) if (version in k.versions if k.versions else modern)]
+    if declared is not None and domain not in (GRADIENT, TRAINING):
         found += [k for traits, k in _general if not traits.isdisjoint(declared.traits)]
         found.sort(key=lambda k: k.rank)
     return found

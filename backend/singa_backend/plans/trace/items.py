@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...elementwise.compile import available
 from ...ir import graph as ir
 from ..chains import chains, joined
 from ..flat import Roles
@@ -82,6 +83,6 @@ def _items(calls: Sequence[ir.Node], outputs: Sequence[ir.Value], fuses: bool, f
     read = [r for i in taken for r in calls[i].reads]
     rest = [c for i, c in enumerate(calls) if i not in taken]
     found = chains(rest, [*outputs, *read])
-    for chain in joined(found, [*outputs, *read]) if fuses else found:
+    for chain in joined(found, [*outputs, *read]) if fuses and not available() else found:
         made.append((places[chain[-1]], Branch(chain[0]) if chain[0].is_("If") else chain))
     return [item for _, item in sorted(made, key=lambda pair: pair[0])]

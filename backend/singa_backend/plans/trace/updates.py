@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ...elementwise.compile import available
 from ...ir import graph as ir
 from ...ir.graph import ABSENT
 from ...kernels.expressions import Operation, compute, trace
@@ -28,7 +29,8 @@ class Updater(Placer):
             group: the calls.
             label: names the step in reports; by default the operators do.
         """
-        if len(group) == 1 or self.options.level < 2 or not all(map(is_elementwise, group)):
+        joins = not available() or label
+        if len(group) == 1 or self.options.level < 2 or not joins or not all(map(is_elementwise, group)):
             super()._group(group)
             return
         positions: dict[ir.Value, int] = {}
