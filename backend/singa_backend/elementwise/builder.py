@@ -1,6 +1,6 @@
 """LLVM IR text: vectors of 16 lanes in SSA form, memory, and loops.
 
-Every operation is rounded once and none is contracted, so that processors with shorter vectors, which split these, have equal bits.
+Every operation is rounded once and none is contracted: processors with shorter vectors split these and have equal bits.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ The function takes the address of a frame, an array of int64:
     .. the pointers: the inputs, the results, and rows of scratch
 
 The pointer of a scratch has as its first step the bytes from the row of one thread to that of the next; a row has n elements.
-An input is a "row" (its elements are adjacent along the inner axis), "scalar" (one element for each row) or "strided"; results are
-rows, or one element for each row if they are reduced.  If the outer and the middle size are 1 and nothing is reduced, threads claim
-parts of the row, else whole rows; the bits of the results do not depend on which thread computes what.  A result may have the place
-of an input of elements of its size; with one thread, of an input of larger elements too.
+An input is a "row" (its elements are adjacent along the inner axis), "scalar" (one element for each row) or "strided"; results
+are rows, or one element for each row if they are reduced.  If the outer and the middle size are 1 and nothing is reduced, threads
+claim parts of the row, else whole rows; the bits of the results do not depend on which thread computes what.  A result may have
+the place of an input of elements of its size; with one thread, of an input of larger elements too.
 """
 
 from __future__ import annotations
