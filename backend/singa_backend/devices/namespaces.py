@@ -11,6 +11,7 @@ An operator body may use every name that NumPy and CuPy share, and these functio
     xp.windows(x, shape, axis)                 a sliding-window view
     xp.as_strided(x, shape, strides)           a strided view, used by pooling
     xp.erf(x)  xp.erfc(x)                      the error function, and 1 minus it
+    xp.polynomial(x, coefficients)             of floats, the coefficients from the lowest power to the highest
     xp.sum_over(x, axes)                       a sum whose rounding errors hardly grow with the number of terms (sums.py)
     xp.running_sum(x, axis)                    the sums of the elements up to each one, likewise
     xp.softmax(x, axis), ...                   the functions of composed.py, which a device computes by fewer kernels
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import resources
 from typing import Any
@@ -54,6 +55,9 @@ class Namespace(ABC):
 
     joins = False
     """Whether `elementwise` makes kernels."""
+
+    records = False
+    """Whether calls are recorded, not computed."""
 
     multiplies_halves = False
     """Whether products of float16 are added in float32 and rounded once."""
@@ -107,6 +111,15 @@ class Namespace(ABC):
     def may_hold_nan(self, x: Array) -> bool:
         """Whether floats hold a NaN; always True on a device, which would have to synchronize."""
         return bool(x.dtype.kind == "f")
+
+    def polynomial(self, x: Array, coefficients: Sequence[float]) -> Array:
+        """A polynomial of degree 1 or higher at floats; the coefficients from the lowest power to the highest."""
+        y = x * coefficients[-1]
+        for c in coefficients[-2:0:-1]:
+            y += c
+            y *= x
+        y += coefficients[0]
+        return y
 
     def erf(self, x: Array) -> Array:
         """The error function, to about 1 unit in the last place of float32 or float64."""

@@ -162,9 +162,9 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         """As of an array."""
         return self.trace.reduce("min", self, axis, keepdims)
 
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Recorded:
+    def prod(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Recorded:
         """As of an array."""
-        return self.trace.reduce("prod", self, axis, keepdims)
+        return self.trace.reduce("prod", self if dtype is None else self.astype(dtype), axis, keepdims)
 
     def any(self, axis: Any = None, keepdims: bool = False) -> Recorded:
         """As of an array."""
@@ -184,6 +184,9 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         raise NotTraced("an iteration")
 
     def __float__(self) -> NoReturn:
+        raise NotTraced("a value on the host")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise NotTraced("a value on the host")
 
 
@@ -298,6 +301,8 @@ class Trace:
 class Recorder(Namespace):
     """The namespace of a trace: NumPy's functions record themselves, and these functions record what is a primitive."""
 
+    records = True
+
     def __init__(self, trace: Trace) -> None:
         self.trace, self.module, self.lib, self.ndarray = trace, np, np.lib, Recorded
 
@@ -365,8 +370,8 @@ class Recorder(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, Recorded)
 
-    def from_host(self, a: np.ndarray) -> Recorded:
-        return self.asarray(a)
+    def from_host(self, a: np.ndarray) -> NoReturn:
+        raise NotTraced("values of the host")
 
     def to_host(self, x: Any) -> np.ndarray:
         raise NotTraced("a value on the host")
