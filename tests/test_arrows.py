@@ -26,7 +26,7 @@ LAYERS = {
         "dtypes limits",
         "io",
         "proto devices comparison",
-        "ir collectives",
+        "ir collectives elementwise",
         "rewriting runtime kernels",
         "interpreters passes",
         "adapters autodiff plans",

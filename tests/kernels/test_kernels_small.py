@@ -162,8 +162,8 @@ CASES = [
     case("Clip", 13, ints(5, 7), np.array(-2), np.array(6), kernel="numpy.clip"),
     case("Clip", 6, floats(5, 7), kernel="numpy.clip", min=-1.0, max=0.5),
     case("PRelu", 16, floats(2, 3, 5), floats(3, 1), kernel="numpy.prelu"),
-    *(case("Where", 16, bools(*c), floats(*x), floats(*y), kernel="numpy.copyto") for c, x, y in (((5, 7),) * 3, ((7,), (5, 7), ()), ((5, 1), (), (5, 7)))),
-    case("Where", 16, bools(5, 7), ints(5, 7), ints(5, 7), kernel="numpy.copyto"),
+    *(case("Where", 16, bools(*c), floats(*x), floats(*y), kernel="numpy.where") for c, x, y in (((5, 7),) * 3, ((7,), (5, 7), ()), ((5, 1), (), (5, 7)))),
+    case("Where", 16, bools(5, 7), ints(5, 7), ints(5, 7), kernel="numpy.where"),
     # movement
     *(
         case("Slice", 13, floats(6, 7, 5), *map(array, p), kernel="", constants=(1, 2, 3, 4)[: len(p)])

@@ -167,7 +167,11 @@ class Namespace(ABC):
 
     def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
         """The mean of floats over `axes`."""
-        return self.sum_over(x, axes, keepdims) / math.prod(x.shape[a] for a in axes) if axes else x
+        return composed.mean(self, x, axes, keepdims)
+
+    def count(self, x: Array, axes: tuple[int, ...]) -> Any:
+        """The number of elements along `axes`."""
+        return math.prod(x.shape[a] for a in axes)
 
     def columns(self, x: Array, at: WindowPlaces) -> Array | None:
         """Every window of x by one kernel, as `spatial.columns`; None without one."""

@@ -25,7 +25,9 @@ from ..devices.namespaces import Namespace
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
 
-_SAME_NAME = "floor ceil rint trunc sqrt exp expm1 log log1p sin cos tan sinh cosh tanh fmax fmin fmod sign copysign signbit isnan"
+_SAME_NAME = (
+    "floor ceil rint trunc sqrt exp expm1 log log1p sin cos tan sinh cosh tanh fmax fmin fmod sign copysign signbit isnan"
+)
 
 FUNCTIONS: dict[str, np.ufunc] = {name: getattr(np, name) for name in (*_SAME_NAME.split(), "isinf", "isfinite")} | {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide, "mod": np.remainder,
@@ -287,7 +289,9 @@ class Trace:
         if [n for n in wanted if n != 1] != [n for n in x.shape if n != 1]:
             raise NotTraced("a reshape that joins or splits axes")
         source = x.term.args[0] if x.term.op == "reshape" else x.term
-        return Recorded(self, source) if source.shape == wanted else self.term("reshape", (Recorded(self, source),), x.dtype, wanted)
+        return (
+            Recorded(self, source) if source.shape == wanted else self.term("reshape", (Recorded(self, source),), x.dtype, wanted)
+        )
 
     def reduce(self, kind: str, x: Recorded, axis: Any, keepdims: bool) -> Recorded:
         """A reduction along axes, all by default."""
@@ -358,8 +362,8 @@ class Recorder(Namespace):
     def sum_over(self, x: Recorded, axes: tuple[int, ...], keepdims: bool = False) -> Recorded:
         return x.sum(axes, keepdims=keepdims)
 
-    def mean_over(self, x: Recorded, axes: tuple[int, ...], keepdims: bool = True) -> Recorded:
-        return x.mean(axes, keepdims=keepdims) if axes else x
+    def count(self, x: Recorded, axes: tuple[int, ...]) -> Recorded:
+        return self.trace.count(x, axes)
 
     def refuse(self, bad: Any, error: Callable[[], OperatorError]) -> None:
         if isinstance(bad, Recorded):

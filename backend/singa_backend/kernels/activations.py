@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..devices import special
+from ..elementwise.numpy_form import bits, selection
 from .elementwise import (
     BOOL,
     FLOATS,
@@ -55,7 +56,7 @@ def prelu(site: Site, x: Value, slope: Value) -> Value:
     zero = number(0, dtype)
 
     def recipe(y: Any, a: Any, s: Any, t: Any, m: Any) -> Bound:
-        return [(np.multiply, (s, a, t)), (np.less, (a, zero, m)), (np.copyto, (y, a)), (np.copyto, (y, t, "same_kind", m))]
+        return [(np.multiply, (s, a, t)), (np.greater_equal, (a, zero, m)), *selection(y, m, a, t)]
 
     finiteness = nan_of_infinite(worst(x, slope))
     return compute(site, (x, slope), dtype, recipe, "numpy.prelu", finiteness, (dtype, BOOL), (0,))
@@ -66,9 +67,9 @@ def thresholded_relu(site: Site, x: Value) -> Value:
     alpha = number(site.attributes["alpha"], floats(site, x))
 
     def recipe(y: Any, a: Any, m: Any) -> Bound:
-        return [(np.greater, (a, alpha, m)), (y.fill, (0,)), (np.copyto, (y, a, "same_kind", m))]
+        return [(np.greater, (a, alpha, m)), (np.multiply, (bits(a), m, bits(y)))]
 
-    return chain(site, x, recipe, "threshold", same, 0, True, ())
+    return chain(site, x, recipe, "threshold", same, 0, True)
 
 
 @kernel("HardSigmoid", 1, 6, 22, on="numpy")
@@ -99,8 +100,8 @@ def elu(site: Site, x: Value) -> Value:
     alpha, zero = number(site.attributes["alpha"], dtype), number(0, dtype)
 
     def recipe(y: Any, a: Any, t: Any, m: Any) -> Bound:
-        calls = [(np.expm1, (a, t)), (np.multiply, (t, alpha, t)), (np.less, (a, zero, m))]
-        return [*calls, (np.copyto, (y, a)), (np.copyto, (y, t, "same_kind", m))]
+        calls = [(np.expm1, (a, t)), (np.multiply, (t, alpha, t)), (np.greater_equal, (a, zero, m))]
+        return [*calls, *selection(y, m, a, t)]
 
     return chain(site, x, recipe, "elu", same, 1, True)
 
@@ -112,8 +113,8 @@ def selu(site: Site, x: Value) -> Value:
     scale, below, zero = number(gamma, dtype), number(both, dtype), number(0, dtype)
 
     def recipe(y: Any, a: Any, t: Any, m: Any) -> Bound:
-        calls = [(np.expm1, (a, t)), (np.multiply, (t, below, t)), (np.less_equal, (a, zero, m))]
-        return [*calls, (np.multiply, (a, scale, y)), (np.copyto, (y, t, "same_kind", m))]
+        calls = [(np.expm1, (a, t)), (np.multiply, (t, below, t)), (np.greater, (a, zero, m)), (np.multiply, (a, scale, y))]
+        return [*calls, *selection(y, m, y, t)]
 
     return chain(site, x, recipe, "selu", same, 1, True)
 
@@ -137,9 +138,9 @@ def logistic(a: Any, t: Any, u: Any, y: Any, zero: Any, one: Any) -> Bound:
         (np.absolute, (a, t)),
         (np.negative, (t, t)),
         (np.exp, (t, t)),
+        (np.greater_equal, (a, zero, u)),
+        (maximum(u), (t, u)),
         (np.add, (t, one, t)),
-        (minimum(u), (a, zero)),
-        (np.exp, (u, u)),
         (np.divide, (u, t, y)),
     ]
 

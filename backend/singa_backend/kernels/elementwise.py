@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..elementwise.numpy_form import selection
 from .table import Site, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, Bound, Value, dense, strides_of, sum_finiteness
 
@@ -528,13 +529,6 @@ def clip_6(site: Site, x: Value) -> Value:
 
 @kernel("Where", 9, 16, on="numpy")
 def where(site: Site, condition: Value, x: Value, y: Value) -> Value:
-    """Copy one operand, and the other where the condition selects it."""
     site.require(condition.dtype == BOOL and x.dtype == y.dtype and x.dtype in NUMBERS | {BOOL}, f"elements of {x.dtype}")
-
-    def recipe(out: Any, c: Any, a: Any, b: Any) -> Bound:
-        calls = [] if b is out else [(out.__setitem__, (..., b))]
-        if c.shape == a.shape == out.shape and all(v.flags.c_contiguous for v in (out, c, a)):
-            return [*calls, (np.putmask, (out, c, a))]
-        return [*calls, (np.copyto, (out, a, "same_kind", c))]
-
-    return compute(site, (condition, x, y), x.dtype, recipe, "numpy.copyto", worst(x, y), overwrite=(2,))
+    overwrite = () if x.buffer is condition.buffer or x.buffer is y.buffer else (1,)
+    return compute(site, (condition, x, y), x.dtype, selection, "numpy.where", worst(x, y), overwrite=overwrite)
