@@ -249,8 +249,9 @@ class Trace:
                 return first
         if t.op in ("neg", "not") and first.op == t.op:
             return first.args[0]
-        if t.op == "where" and t.args[1] is last and last.shape == t.shape:
-            return last
+        if t.op == "where" and (t.args[1] is last or first.op == "const"):
+            chosen = t.args[1] if first.op == "const" and first.number else last
+            return chosen if chosen.shape == t.shape else t
         return t
 
     def operand(self, x: Any, dtype: np.dtype[Any]) -> Recorded:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from ..ir.declaration import newest_declaration
 from ..ir.gradient import GRADIENT
 from ..ir.versioned import VersionedOperator
 from .values import FINITE, Bound, Buffer, PlanStep, Value
@@ -109,6 +110,7 @@ class Site(ABC):
     """What a kernel sees of the place where it is to be used.
 
     Attributes:
+        operator: the operator at its version.
         name: the operator.
         version: the schema version.
         attributes: its attributes, defaults included.
@@ -121,6 +123,7 @@ class Site(ABC):
         notes: for reports, of each step that follows: the primitives that are not trusted, in place of which others are used.
     """
 
+    operator: VersionedOperator
     name: str
     version: int
     attributes: dict[str, Any]
@@ -282,6 +285,20 @@ def kernel(
     return add
 
 
+_general: list[tuple[frozenset[str], Kernel]] = []
+"""Kernels of all operators with one of some traits."""
+
+
+def general(*traits: str, on: str) -> Callable[[Body], Body]:
+    """Add a function that computes the operators with one of these traits, or refuses."""
+
+    def add(body: Body) -> Body:
+        _general.append((frozenset(traits), Kernel(body, on, _RANKS[on], frozenset())))
+        return body
+
+    return add
+
+
 TRAINING = "ai.singa.training"
 """The domain of forward calls that return what the kernels of gradients need; only plans have it."""
 
@@ -364,7 +381,12 @@ def training(name: str, *versions: int, on: str = "onednn") -> Callable[[Body], 
 
 def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
     """The kernels of an operator at a version, in the order in which they are tried."""
-    return [k for k in table.get((domain, name), ()) if version in k.versions]
+    found = [k for k in table.get((domain, name), ()) if version in k.versions]
+    declared = newest_declaration(domain, name) if domain not in (GRADIENT, TRAINING) else None
+    if declared is not None:
+        found += [k for traits, k in _general if not traits.isdisjoint(declared.traits)]
+        found.sort(key=lambda k: k.rank)
+    return found
 
 
 def require_finite(x: np.ndarray) -> None:

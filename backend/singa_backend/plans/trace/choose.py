@@ -226,7 +226,7 @@ class TraceSite(Site):
         self.tracer, self.call = tracer, call
         self.inputs = [v if isinstance(v, Value) else None for v in inputs]
         self.opaque = any(isinstance(v, OpaqueValue) for v in inputs)
-        self.name, self.version = call.op_type, call.operator.version
+        self.operator, self.name, self.version = call.operator, call.op_type, call.operator.version
         self.attributes = call.attributes
         self.outputs = tuple(o is not None for o in call.outputs)
         self.options, self.shared = tracer.options, tracer.shared.kernels

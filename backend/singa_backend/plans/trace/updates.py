@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 from ...ir import graph as ir
 from ...ir.graph import ABSENT
-from ...kernels.onednn import OneDnnError
+from ...kernels.expressions import Operation, compute, trace
 from ...kernels.table import Kernel, Refused
-from ...kernels.updates import Elementwise, update
 from ...kernels.values import Value
 from ..chains import chains
 from .choose import TraceSite
 from .place import Placer
 
-KERNEL = Kernel(update, "onednn", 0, frozenset())
+KERNEL = Kernel(compute, "numpy", 0, frozenset())
 """The kernel of updates, which is not in the table: it computes several outputs of several calls."""
 
 
@@ -25,20 +24,21 @@ class Updater(Placer):
     def _update(self, calls: Sequence[ir.Node]) -> None:
         """Compute the calls of an update; those of numbers, such as a rate, on their own."""
         positions: dict[ir.Value, int] = {}
-        operations: list[Elementwise] = []
+        operations: list[Operation] = []
         rest: list[ir.Node] = []
         known = True
         for call in calls:
-            operands: list[Value | int] = []
-            for i in call.reads:
-                entry = None if i in positions else self._get(i)
-                known &= i in positions or isinstance(entry, Value)
-                operands.append(entry if isinstance(entry, Value) else positions.get(i, ABSENT))
-            if all(isinstance(v, Value) and v.size == 1 for v in operands):
+            operands: list[Value | int | None] = []
+            for i in call.inputs:
+                entry = None if i is None or i in positions else self._get(i)
+                known &= i is None or i in positions or isinstance(entry, Value)
+                operands.append(entry if isinstance(entry, Value) else None if i is None else positions.get(i, ABSENT))
+            if all(v is None or (isinstance(v, Value) and v.size == 1) for v in operands):
                 self._group((call,))
                 continue
+            assert call.operator is not None
             positions[call.results[0]] = len(operations)
-            operations.append(Elementwise(call.op_type, tuple(operands)))
+            operations.append(Operation(call.operator, call.attributes, tuple(operands)))
             rest.append(call)
         if rest and not (known and self._as_one_step(rest, operations, positions)):
             for chain in chains(rest, self.graph.outputs):
@@ -62,16 +62,19 @@ class Updater(Placer):
                 found[at] = entry
         return found
 
-    def _as_one_step(self, calls: Sequence[ir.Node], operations: Sequence[Elementwise], positions: dict[ir.Value, int]) -> bool:
+    def _as_one_step(self, calls: Sequence[ir.Node], operations: Sequence[Operation], positions: dict[ir.Value, int]) -> bool:
         """Compute calls with one step; return whether it was possible."""
         results = [positions[i] for i in positions if self.uses[i] > sum(c.reads.count(i) for c in calls)]
         inputs = list({id(o): o for one in operations for o in one.operands if isinstance(o, Value)}.values())
         site = TraceSite(self, calls[-1], inputs, ())
         first_buffer, first_step = len(self.buffers), len(self.segment.steps)
+        replaced = self._replaceable(calls, positions)
         try:
-            made = update(site, operations, results, self._replaceable(calls, positions))
+            terms, values = trace(site, operations)
+            into = {n: replaced[at] for n, at in enumerate(results) if at in replaced}
+            made = dict(zip(results, compute(site, [terms[at] for at in results], values, "update", into=into), strict=True))
             self._run_steps(site, KERNEL, calls)
-        except (Refused, OneDnnError) as refusal:
+        except Refused as refusal:
             self._reasons = [f"update: {refusal}"]
             self._forget(first_buffer, first_step)
             return False
