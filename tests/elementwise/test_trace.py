@@ -52,6 +52,7 @@ NOT_TRACED: dict[tuple[Key, int], str] = {
     (("", "Hardmax"), 13): "xp.put_along_axis",
     (("", "LRN"), 13): "an index",
     (("", "SoftmaxCrossEntropyLoss"), 13): "a value on the host",
+    (("", "Transpose"), 25): "x.transpose",
     ((MICROSOFT, "BiasSplitGelu"), 1): "an index",
 }
 """Versions of which some nodes leave no expression, and what these ask for: all are neighbours of elementwise operators."""

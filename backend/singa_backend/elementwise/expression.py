@@ -172,9 +172,8 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         """As of an array."""
         return self.trace.reduce("any", self, axis, keepdims)
 
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Recorded:
-        """As of an array."""
-        return self.sum(axis, keepdims=keepdims) / self.trace.count(self, axis)
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else NotTraced(f"x.{name}")
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise NotTraced("an index")
@@ -184,6 +183,9 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __iter__(self) -> NoReturn:
         raise NotTraced("an iteration")
+
+    def __len__(self) -> NoReturn:
+        raise NotTraced("a length")
 
     def __float__(self) -> NoReturn:
         raise NotTraced("a value on the host")
