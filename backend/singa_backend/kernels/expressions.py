@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 
 from ..elementwise import facts
+from ..elementwise.compile import Compiled, NotCompiled, available, compiled, is_kept
 from ..elementwise.expression import NotTraced, Recorded, Term, Trace, order
 from ..elementwise.facts import Range
+from ..elementwise.machine_code import emit
 from ..elementwise.numpy_form import Program, evaluate
+from ..elementwise.primitives import NotEmitted
 from ..errors import OperatorError
 from ..ir.versioned import VersionedOperator, versioned
 from .elementwise import BLOCK, collapsed, finiteness_of, order_of, stretched
 from .table import Refused, Site, general
-from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Value, dense, sum_finiteness
+from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, dense, strides_of, sum_finiteness
 
 DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
 """The dtypes of inputs and results."""
@@ -143,6 +146,7 @@ def compute(
     label: str = "",
     reusable: Callable[[Value], bool] = lambda v: False,
     into: Mapping[int, Value] | None = None,
+    engine: str = "",
 ) -> list[Value]:
     """Emit the step that computes expressions whose results have one shape.
 
@@ -153,6 +157,7 @@ def compute(
         label: names the step in reports, if it is more than one primitive.
         reusable: whether nothing reads the memory of an input after the step.
         into: the value in whose memory a result must be if that is possible, by the number of the result.
+        engine: "machine" or "numpy"; by default machine code where there is some.
 
     Returns:
         The results.
@@ -168,7 +173,7 @@ def compute(
     if computed:
         leaves = _Leaves(site, [results[k] for k in computed], inputs, label)
         wanted = {n: into[k] for n, k in enumerate(computed) if into and k in into}
-        ys = _emit(site, leaves, label, reusable, wanted)
+        ys = _emit(site, leaves, label, reusable, wanted, engine)
         made |= dict(zip(computed, ys, strict=True))
     for k, r in enumerate(results):
         y, at = made[k], known[id(r)]
@@ -291,11 +296,20 @@ def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(next(kept) if d != 1 else v.dtype.itemsize for d in shape)
 
 
-def _emit(site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value]) -> list[Value]:
+def _emit(
+    site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
+) -> list[Value]:
     program = Program(leaves.results)
-    ys = _outputs(site, leaves, reusable, into, program.may_replace)
-    layout = order_of(ys[0])
-    assert layout is not None
+    layout = _layout(leaves, into)
+    first = program.calls[0].function
+    name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
+    code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
+    site.require(code is not None or engine != "machine", "machine code would not be faster")
+    ys = _outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
+    if code is not None:
+        bind = _framed(code, leaves, ys)
+        site.emit(bind, reads=leaves.values, writes=ys, kernel=f"machine.{name}")
+        return ys
     values = [stretched(site, v, leaves.shape, layout) for v in leaves.values]
     dims, steps = collapsed(leaves.shape, layout, [*ys, *values])
     size = math.prod(leaves.shape)
@@ -305,7 +319,7 @@ def _emit(site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], b
         places.append(places[-1] + -(-count * t.itemsize // 64) * 64)
     scratch = site.scratch(places[-1]) if places[-1] else None
 
-    def bind() -> Bound:
+    def bind_calls() -> Bound:
         arrays: list[np.ndarray] = []
         held: dict[Any, np.ndarray] = {}  # NumPy is faster when the object is the same
         for v, strides in zip([*ys, *values], steps, strict=True):
@@ -325,34 +339,160 @@ def _emit(site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], b
             calls += program.bind(now[len(ys) :], now[: len(ys)], registers)
         return calls
 
-    first = program.calls[0].function
-    name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
-    site.emit(bind, reads=values, writes=ys, kernel=f"numpy.{name}", scratch=scratch)
+    site.emit(bind_calls, reads=values, writes=ys, kernel=f"numpy.{name}", scratch=scratch)
     return ys
+
+
+def _layout(leaves: _Leaves, into: Mapping[int, Value]) -> Sequence[int]:
+    """The order of the axes of the results in memory: that of what they replace, otherwise of the first input of their shape."""
+    orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.shape)
+    return next((o for o in orders if o is not None), range(len(leaves.shape)))
+
+
+# --- machine code
+
+SMALL = 1 << 10
+"""Up to this number of elements one call of NumPy is as fast as machine code."""
+
+WORTH = 1 << 12
+"""The work, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
+
+PARALLEL = 1 << 19
+"""The work from which several threads compute a step."""
+
+CHUNK = 1 << 14
+"""The elements that a thread claims at a time."""
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The machine code of an expression, and how its frame is filled.
+
+    Attributes:
+        function: the function.
+        leaves: the leaves that it reads, in the order of the pointers.
+        sizes: the inner, the outer and the middle size.
+        steps: for each pointer the steps along the outer, the middle and the inner axis.
+        threads: the number of threads.
+        chunk: what a thread claims at a time.
+    """
+
+    function: Compiled
+    leaves: tuple[int, ...]
+    sizes: tuple[int, int, int]
+    steps: tuple[tuple[int, int, int], ...]
+    threads: int
+    chunk: int
+
+
+def _machine_code(site: Site, leaves: _Leaves, layout: Sequence[int], calls: int) -> _Code | None:
+    """The machine code for an expression; None if NumPy computes it."""
+    size = math.prod(leaves.shape)
+    if not size or available() or (calls == 1 and size <= SMALL):
+        return None
+    model = [Value(Buffer(0), leaves.shape, strides_of(leaves.shape, r.dtype.itemsize, layout), r.dtype) for r in leaves.results]
+    dims, steps = collapsed(leaves.shape, layout, [*model, *leaves.values])
+    if len(dims) > 3:
+        return None
+    pad = (1,) * (3 - len(dims)) + dims
+    wide = [(0,) * (3 - len(s)) + s for s in steps]
+    count = len(model)
+    classes = tuple(
+        "scalar" if s[2] == 0 else "row" if s[2] == v.dtype.itemsize else "strided"
+        for s, v in zip(wide[count:], leaves.values, strict=True)
+    )
+    work = size * calls
+    found = machine_code(tuple(leaves.results), classes, work < WORTH)
+    if found is None:
+        return None
+    function, used = found
+    threads = site.options.threads if work > PARALLEL else 1
+    rows = pad[0] * pad[1]
+    chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
+    moves = (*(wide[count + i] for i in used), *wide[:count])
+    return _Code(function, used, (pad[2], pad[0], pad[1]), moves, threads, chunk)
+
+
+def _framed(code: _Code, leaves: _Leaves, ys: Sequence[Value]) -> Callable[[], Bound]:
+    """The function that binds a step to the present addresses."""
+    values = [*(leaves.values[i] for i in code.leaves), *ys]
+    numbers = [0, 1, 0, code.chunk, *code.sizes, *(n for s in code.steps for n in s), *[0] * len(values)]
+    frame = np.array(numbers, np.int64)
+    start, address = len(numbers) - len(values), FrameAddress(frame)
+
+    def bind() -> Bound:
+        frame[start:] = [v.address for v in values]
+        return [(code.function.call, (address,))]
+
+    return bind
+
+
+class FrameAddress(int):
+    """The address of a frame, which it keeps."""
+
+    frame: np.ndarray
+
+    def __new__(cls, frame: np.ndarray) -> FrameAddress:
+        made = super().__new__(cls, frame.ctypes.data)
+        made.frame = frame
+        return made
+
+
+_KNOWN: dict[Any, Any] = {}
+
+
+def machine_code(results: tuple[Term, ...], classes: tuple[str, ...], only_kept: bool) -> tuple[Compiled, tuple[int, ...]] | None:
+    """The machine code of terms, and the places of the inputs that it reads; None if there is none.
+
+    Args:
+        results: the terms.
+        classes: how each input moves along the inner axis.
+        only_kept: whether nothing is compiled.
+    """
+    key = (_key(results), classes)
+    found = _KNOWN.get(key)
+    if found is None:
+        try:
+            code = emit("k", results, dict(enumerate(classes)))
+            if only_kept and not is_kept(code.text, "k"):
+                return None
+            found = (compiled(code.text, "k"), tuple(t.extra for t in code.inputs))
+        except (NotEmitted, NotCompiled) as reason:
+            found = str(reason)
+        _KNOWN[key] = found
+    return None if isinstance(found, str) else found
+
+
+def _key(results: Sequence[Term]) -> Any:
+    """What two equal expressions have in common."""
+    places: dict[int, int] = {}
+    rows = []
+    for t in order(results):
+        places[id(t)] = len(places)
+        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.char, t.extra))
+    return tuple(rows), tuple(places[id(r)] for r in results)
 
 
 def _outputs(
     site: Site,
     leaves: _Leaves,
+    layout: Sequence[int],
     reusable: Callable[[Value], bool],
     into: Mapping[int, Value],
     may_replace: Callable[[int, int], bool],
 ) -> list[Value]:
-    """The values of the results: in the memory of an input where that may be, all in one order of the axes.
+    """The values of the results: in the memory of an input where that may be.
 
     A result of one element is always a new value: in place, NumPy takes three times as long.
     """
     shape, several = leaves.shape, math.prod(leaves.shape) != 1
-    orders = [o for v in leaves.values if v.shape == shape and (o := order_of(v)) is not None]
-    wanted = next((o for v in into.values() if (o := order_of(v)) is not None), orders[0] if orders else None)
     taken: set[int] = set()
     ys: list[Value] = []
 
     def fits(v: Value, k: int, place: int) -> bool:
         if v.shape != shape or v.dtype != leaves.results[k].dtype or id(v.buffer) in taken:
             return False
-        laid = dense(shape, v.strides, v.dtype.itemsize, wanted or range(len(shape)))
-        return laid and _apart(leaves, v, place, may_replace, k)
+        return dense(shape, v.strides, v.dtype.itemsize, layout) and _apart(leaves, v, place, may_replace, k)
 
     for k, r in enumerate(leaves.results):
         found: Value | None = None
@@ -363,7 +503,7 @@ def _outputs(
             there = enumerate(leaves.values)
             found = next((v for i, v in there if fits(v, k, i) and reusable(v)), None)
         if found is None:
-            ys.append(site.new(shape, r.dtype, wanted, FINITE))
+            ys.append(site.new(shape, r.dtype, layout, FINITE))
         else:
             taken.add(id(found.buffer))
             ys.append(found.view(shape, found.strides))
@@ -380,10 +520,21 @@ def _apart(leaves: _Leaves, v: Value, place: int, may_replace: Callable[[int, in
     return True
 
 
+@general("unary", "broadcasting", on="machine")
+def generated(site: Site, *inputs: Value | None) -> Value:
+    """An elementwise call, and those that follow it, by machine code."""
+    site.require(not available(), available())
+    return _chain(site, inputs, "machine")
+
+
 @general("unary", "broadcasting", on="numpy")
 def expression(site: Site, *inputs: Value | None) -> Value:
-    """An elementwise call, and those that follow it."""
-    operations = [Operation(site.operator, site.attributes, inputs)]
+    """An elementwise call, and those that follow it, by NumPy."""
+    return _chain(site, inputs, "numpy")
+
+
+def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
+    operations = [Operation(site.operator, site.attributes, tuple(inputs))]
     free = {id(v) for place, v in enumerate(inputs) if v is not None and site.reusable(place)}
     for f in site.followers:
         if f.place < 0 or any(v is not None and v.dtype not in DTYPES for v in f.inputs):
@@ -393,12 +544,8 @@ def expression(site: Site, *inputs: Value | None) -> Value:
         free |= {id(f.inputs[p]) for p in f.reusable}
     terms, values = _longest(site, operations)
     site.absorb(len(terms) - 1)
-    label = (
-        site.name.lower()
-        if len(terms) == 1
-        else "+".join([site.name, *(f.name for f in site.followers[: len(terms) - 1])]).lower()
-    )
-    (y,) = compute(site, terms[-1:], values, label, lambda v: any(id(v) == i for i in free))
+    label = "+".join([site.name, *(f.name for f in site.followers[: len(terms) - 1])]).lower()
+    (y,) = compute(site, terms[-1:], values, label, lambda v: id(v) in free, engine=engine)
     return y
 
 

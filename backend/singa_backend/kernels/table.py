@@ -236,7 +236,7 @@ class Kernel:
 
     Attributes:
         body: called with the site and the inputs; returns the outputs, a value or a tuple of values.
-        on: the library that computes: "view", "onednn", "numpy".
+        on: what computes: "view", "machine", "onednn", "numpy".
         rank: kernels of lower rank are tried first.
         versions: the schema versions.
         takes_opaque: whether inputs may be strings, sequences or maps: an OpaqueValue each, whose kind and shape the body checks.
@@ -257,7 +257,7 @@ class Kernel:
 table: dict[tuple[str, str], list[Kernel]] = {}
 """(domain, operator) -> its kernels, in the order in which they are tried."""
 
-_RANKS = {"view": 0, "onednn": 2, "numpy": 4}
+_RANKS = {"view": 0, "machine": 1, "onednn": 2, "numpy": 4}
 
 
 def kernel(
@@ -268,7 +268,7 @@ def kernel(
     Args:
         name: the operator.
         *versions: the schema versions, each of which is listed.
-        on: "view", "onednn" or "numpy"; in this order they are tried.
+        on: "view", "machine", "onednn" or "numpy"; in this order they are tried.
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
         takes_opaque: see `Kernel`.

@@ -138,7 +138,7 @@ def _threads(step: PlanStep, pieces: Bound, usual: int) -> int:
     Returns:
         The number; 0 if the step does not use oneDNN, `usual` if that is not known.
     """
-    if step.kernel.startswith(("numpy.", "copy", "release")):
+    if step.kernel.startswith(("numpy.", "machine.", "copy", "release")):
         return 0
     return max((threads_of(arguments) for _, arguments in pieces), default=0) or usual
 
