@@ -232,6 +232,26 @@ class Namespace(ABC):
         """
 
 
+_MANY = 1 << 12
+"""The number of elements from which `_where` selects by bits."""
+
+
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    """As NumPy's; of many elements by bits, which takes a quarter of the time if the condition is random."""
+    if x is None:
+        return np.where(condition)
+    if np.size(condition) >= _MANY and condition.dtype == np.bool_ and condition.flags.c_contiguous:
+        dtype = np.result_type(x, y)
+        if dtype.char in "?bBhHiIlLqQefd" and {np.shape(x), np.shape(y)} <= {(), condition.shape}:
+            made = np.empty(condition.shape, dtype)
+            p, q, bits = (np.asarray(v, dtype).view(f"i{dtype.itemsize}") for v in (x, y, made))
+            np.bitwise_xor(p, q, out=bits)
+            np.multiply(bits, condition, out=bits)
+            np.bitwise_xor(bits, q, out=bits)
+            return made
+    return np.where(condition, x, y)
+
+
 def _largest(x: np.ndarray) -> float:
     """The largest absolute value."""
     return max(float(x.max()), -float(x.min()))
@@ -248,7 +268,7 @@ class NumpyNamespace(Namespace):
 
     def __init__(self) -> None:
         names = {n: v for n, v in vars(np).items() if not n.startswith("_")}  # dir(np) would load f2py, testing and others
-        super().__init__(np, {**names, "fft": np.fft, "linalg": np.linalg})
+        super().__init__(np, {**names, "fft": np.fft, "linalg": np.linalg, "where": _where})
 
     def from_host(self, a: np.ndarray) -> Array:
         return a

@@ -294,14 +294,11 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
 
 
 @operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"),
-          element="({0} >= T(0) ? T(1) : T(exp(-T(fabs({0}))))) / (T(1) + T(exp(-T(fabs({0})))))")  # fmt: skip
+          element="({0} < T(0) ? T(exp(-T(fabs({0})))) : T(1)) / (T(1) + T(exp(-T(fabs({0})))))")  # fmt: skip
 def sigmoid(xp: Xp, x: Array) -> Array:
-    """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x)).
-
-    The numerator, 1 for x >= 0 and exp(x) below, is a maximum: NumPy needs three times as long for a selection.
-    """
+    """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x))."""
     e = xp.exp(-xp.abs(x))
-    return xp.maximum(e, x >= 0) / (1 + e)
+    return xp.where(x < 0, e, 1) / (1 + e)
 
 
 @sigmoid.gradient
