@@ -164,17 +164,16 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         """As of an array."""
         return self.trace.reduce("min", self, axis, keepdims)
 
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Recorded:
+    def prod(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Recorded:
         """As of an array."""
-        return self.trace.reduce("prod", self, axis, keepdims)
+        return self.trace.reduce("prod", self if dtype is None else self.astype(dtype), axis, keepdims)
 
     def any(self, axis: Any = None, keepdims: bool = False) -> Recorded:
         """As of an array."""
         return self.trace.reduce("any", self, axis, keepdims)
 
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Recorded:
-        """As of an array."""
-        return self.sum(axis, keepdims=keepdims) / self.trace.count(self, axis)
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else NotTraced(f"x.{name}")
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise NotTraced("an index")
@@ -185,7 +184,13 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
     def __iter__(self) -> NoReturn:
         raise NotTraced("an iteration")
 
+    def __len__(self) -> NoReturn:
+        raise NotTraced("a length")
+
     def __float__(self) -> NoReturn:
+        raise NotTraced("a value on the host")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise NotTraced("a value on the host")
 
 
@@ -303,6 +308,8 @@ class Trace:
 class Recorder(Namespace):
     """The namespace of a trace: NumPy's functions record themselves, and these functions record what is a primitive."""
 
+    records = True
+
     def __init__(self, trace: Trace) -> None:
         self.trace, self.module, self.lib, self.ndarray = trace, np, np.lib, Recorded
 
@@ -358,8 +365,8 @@ class Recorder(Namespace):
     def sum_over(self, x: Recorded, axes: tuple[int, ...], keepdims: bool = False) -> Recorded:
         return x.sum(axes, keepdims=keepdims)
 
-    def mean_over(self, x: Recorded, axes: tuple[int, ...], keepdims: bool = True) -> Recorded:
-        return x.mean(axes, keepdims=keepdims) if axes else x
+    def count(self, x: Recorded, axes: tuple[int, ...]) -> Recorded:
+        return self.trace.count(x, axes)
 
     def refuse(self, bad: Any, error: Callable[[], OperatorError]) -> None:
         if isinstance(bad, Recorded):
@@ -370,8 +377,8 @@ class Recorder(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, Recorded)
 
-    def from_host(self, a: np.ndarray) -> Recorded:
-        return self.asarray(a)
+    def from_host(self, a: np.ndarray) -> NoReturn:
+        raise NotTraced("values of the host")
 
     def to_host(self, x: Any) -> np.ndarray:
         raise NotTraced("a value on the host")

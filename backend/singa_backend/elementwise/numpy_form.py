@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.namespaces import numpy
 from .expression import FUNCTIONS, REDUCTIONS, Term, order
 
 
@@ -160,20 +161,17 @@ class Program:
         return y
 
     def _select(self, t: Term, condition: Ref, x: Ref, y: Ref) -> Ref:
-        """`y ^ ((x ^ y) & -condition)` on integers: an eighth of the time of a masked copy if the condition is random."""
+        """`y ^ ((x ^ y) * condition)` on integers: an eighth of the time of a masked copy if the condition is random."""
         kind, target = np.dtype(f"i{t.dtype.itemsize}"), self._target(t)
-        mask = self._register(kind)
-        self._call(np.copyto, [_as(condition, np.dtype(np.int8))], mask, "unsafe")
-        self._call(np.negative, [mask], mask)
         p, q, out = (_as(r, kind) for r in (x, y, target))
         if y.array is not None and not y.array.view(kind).any():
-            self._call(np.bitwise_and, [p, mask], out)
-        else:
-            self._call(np.bitwise_xor, [p, q], mask_of := self._register(kind))
-            self._call(np.bitwise_and, [mask_of, mask], mask)
-            self._call(np.bitwise_xor, [mask, q], out)
-            self._release(mask_of)
-        self._release(mask)
+            self._call(np.multiply, [p, condition], out)
+            return target
+        differing = self._register(kind)  # the result may replace y
+        self._call(np.bitwise_xor, [p, q], differing)
+        self._call(np.multiply, [differing, condition], differing)
+        self._call(np.bitwise_xor, [differing, q], out)
+        self._release(differing)
         return target
 
 
@@ -192,7 +190,7 @@ def evaluate(results: Sequence[Term], arrays: Sequence[np.ndarray]) -> list[np.n
         "where": lambda t, *a: np.where(*a),
         "reshape": lambda t, x: np.reshape(x, t.shape),
         "expand": lambda t, x: np.broadcast_to(x, t.shape),
-        "poly": lambda t, x: _horner(x, np.array(t.extra, t.dtype)),
+        "poly": lambda t, x: numpy.polynomial(np.asarray(x), t.extra),
         "reduce": lambda t, x: REDUCTIONS[t.extra[0]].reduce(x, t.extra[1], dtype=t.dtype, keepdims=True),
         "size": lambda t, x: t.dtype.type(np.prod([np.shape(x)[a] for a in t.extra], dtype=np.int64)),
     }
@@ -202,10 +200,3 @@ def evaluate(results: Sequence[Term], arrays: Sequence[np.ndarray]) -> list[np.n
             operands = [values[id(a)] for a in t.args]
             values[id(t)] = kinds[t.op](t, *operands) if t.op in kinds else FUNCTIONS[t.op](*operands)
         return [np.broadcast_to(values[id(r)], r.shape) for r in results]
-
-
-def _horner(x: Any, coefficients: np.ndarray) -> Any:
-    y = x * coefficients[-1]
-    for c in coefficients[-2:0:-1]:
-        y = (y + c) * x
-    return y + coefficients[0]
