@@ -23,6 +23,7 @@ from ..elementwise.numpy_form import Program, evaluate
 from ..elementwise.primitives import NotEmitted
 from ..errors import OperatorError
 from ..ir.versioned import VersionedOperator, versioned
+from . import onednn
 from .elementwise import BLOCK, collapsed, finiteness_of, order_of, stretched
 from .table import Refused, Site, general
 from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, dense, strides_of, sum_finiteness
@@ -423,25 +424,34 @@ def _machine_code(site: Site, leaves: _Leaves, layout: Sequence[int], calls: int
 def _framed(code: _Code, leaves: _Leaves, ys: Sequence[Value]) -> Callable[[], Bound]:
     """The function that binds a step to the present addresses."""
     values = [*(leaves.values[i] for i in code.leaves), *ys]
-    numbers = [0, 1, 0, code.chunk, *code.sizes, *(n for s in code.steps for n in s), *[0] * len(values)]
-    frame = np.array(numbers, np.int64)
-    start, address = len(numbers) - len(values), FrameAddress(frame)
+    region = onednn.parallel_region() if code.threads > 1 else 0
+    numbers = [code.chunk, *code.sizes, *(n for s in code.steps for n in s), *[0] * len(values)]
+    frames = np.array([[0, code.threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
+    start, address = frames.shape[1] - len(values), FrameAddress(frames)
 
     def bind() -> Bound:
-        frame[start:] = [v.address for v in values]
+        frames[:, start:] = [v.address for v in values]
         return [(code.function.call, (address,))]
 
     return bind
 
 
 class FrameAddress(int):
-    """The address of a frame, which it keeps."""
+    """The address of a frame, which it keeps.
 
-    frame: np.ndarray
+    Attributes:
+        frames: the frame, and the same one for one thread.
+        threads: the number of threads.
+        single: the address of the one for one thread.
+    """
 
-    def __new__(cls, frame: np.ndarray) -> FrameAddress:
-        made = super().__new__(cls, frame.ctypes.data)
-        made.frame = frame
+    frames: np.ndarray
+    threads: int
+    single: int
+
+    def __new__(cls, frames: np.ndarray) -> FrameAddress:
+        made = super().__new__(cls, frames.ctypes.data)
+        made.frames, made.threads, made.single = frames, int(frames[0, 1]), int(frames[1].ctypes.data)
         return made
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..ir.declaration import newest_declaration
 from ..ir.gradient import GRADIENT
+from ..ir.graph import Graph
 from ..ir.versioned import VersionedOperator
 from .values import FINITE, Bound, Buffer, PlanStep, Value
 
@@ -190,6 +191,10 @@ class Site(ABC):
     @abstractmethod
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         """A value that is the same in every run."""
+
+    @abstractmethod
+    def body(self) -> Graph | None:
+        """The body of the call, if it is that of a function or a gradient."""
 
     @abstractmethod
     def once(self, what: Hashable, make: Callable[[], Made]) -> Made:

@@ -64,12 +64,8 @@ def chains(calls: Sequence[ir.Node], outputs: Iterable[ir.Value]) -> list[tuple[
 
 def is_elementwise(call: ir.Node) -> bool:
     """Whether a call may be a part of an expression: it computes one value for each place of its inputs."""
-    return len(call.results) == 1 and not has_kernel_only(call) and computes_one_value(call.domain, call.op_type)
-
-
-def computes_one_value(domain: str, name: str) -> bool:
-    """Whether an operator computes one value for each place of its inputs."""
-    return any(has_trait(domain, name, t) for t in ("unary", "broadcasting"))
+    traits = ("unary", "broadcasting")
+    return len(call.results) == 1 and not has_kernel_only(call) and any(has_trait(call.domain, call.op_type, t) for t in traits)
 
 
 def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -> list[tuple[ir.Node, ...]]:

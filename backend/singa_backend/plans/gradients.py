@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from ..elementwise.compile import available
 from ..interpreters.base import DifferentiatedCall
 from ..ir import graph as ir
 from ..ir.gradient import GRADIENT, Gradient
 from ..ir.versioned import VersionedOperator
 from ..kernels.table import TRAINING, gradient_kernel
-from .chains import computes_one_value
 from .flat import Inliner
 
 MOST = 8
@@ -111,8 +109,6 @@ def _take(graph: ir.Graph, node: ir.Node) -> str | None:
     assert gradient is not None
     operator = gradient.operator
     name, kernel = operator.declaration.name, gradient_kernel(operator)
-    if computes_one_value(operator.declaration.domain, name) and not available():
-        return ""  # machine code computes the nodes of the body together with others
     if kernel is None:
         return f"there is no kernel of the gradient of {name}-{operator.version}"
     dys, inputs, outputs = gradient.split(node.inputs)

@@ -260,6 +260,9 @@ class TraceSite(Site):
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         return Value.of(array, key)
 
+    def body(self) -> ir.Graph | None:
+        return self.call.body()
+
     def once(self, what: Hashable, make: Callable[[], Made]) -> Made:
         key, held = (self.call, what), self.shared.derived
         if key not in held:
