@@ -86,3 +86,14 @@ def test_products_with_one_and_with_two_zeros() -> None:
 def test_the_gradient_of_an_element_that_is_gathered_twice_is_a_sum() -> None:
     found = gradient("Gather", [np.zeros((3, 2)), np.array([0, 2, 0, -1])], 0, np.arange(8.0).reshape(4, 2), axis=0)
     assert found.tolist() == [[4, 6], [0, 0], [8, 10]]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_mish_far_from_zero(dtype: Any) -> None:
+    """Nothing overflows, and no difference of nearly equal numbers is multiplied by a large one."""
+    x = np.concatenate([np.linspace(-700, 700, 1401), np.linspace(-25, 25, 2001)]).astype(dtype)
+    z = x.astype(np.longdouble)
+    y, e = np.logaddexp(0, z), np.exp(-np.logaddexp(0, z) * 2)
+    want = np.tanh(y) + z * np.exp(-np.logaddexp(0, -z)) * 4 * e / (1 + e) ** 2
+    error = np.abs(gradient("Mish", [x], 0, np.ones_like(x)) - want)
+    assert (error <= 2 * np.finfo(dtype).eps).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 Array = Any  # of any namespace
@@ -23,9 +22,9 @@ def log_softmax(xp: Any, x: Array, axis: int) -> Array:
     return z - xp.log(xp.sum_over(xp.exp(z), (axis % x.ndim,), True))
 
 
-def mean(xp: Any, x: Array, axes: Axes) -> Array:
-    """The mean over `axes`, which are kept with size 1; NaN if there are no values."""
-    return xp.sum_over(x, axes, True) / math.prod(x.shape[a] for a in axes) if axes else x
+def mean(xp: Any, x: Array, axes: Axes, keepdims: bool = True) -> Array:
+    """The mean over `axes`; NaN if there are no values."""
+    return xp.sum_over(x, axes, keepdims) / xp.count(x, axes) if axes else x
 
 
 def moments(xp: Any, x: Array, axes: Axes) -> tuple[Array, Array, Array]:

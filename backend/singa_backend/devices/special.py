@@ -49,7 +49,7 @@ def erf(xp: Any, x: Array) -> Array:
     z, kind = _float(x)
     last, p = ERF[kind]
     a = xp.minimum(xp.abs(z), last)
-    return _like(x, xp.copysign(xp.expm1(-a * _polynomial(a, p)), z))
+    return _like(x, xp.copysign(xp.expm1(-a * xp.polynomial(a, p)), z))
 
 
 def erfc(xp: Any, x: Array) -> Array:
@@ -58,7 +58,7 @@ def erfc(xp: Any, x: Array) -> Array:
     last, q = ERFC[kind]
     a = xp.minimum(xp.abs(z), last)
     r = 1 / (a + 3)
-    y = _polynomial((a - 3) * r, q) * r * xp.exp(-a * a)
+    y = xp.polynomial((a - 3) * r, q) * r * xp.exp(-a * a)
     return _like(x, xp.abs(2 * (z < 0).astype(kind) - y))  # erfc(-x) = 2 - erfc(x)
 
 
@@ -74,15 +74,6 @@ def _float(x: Array) -> tuple[Array, Any]:
 
 def _like(x: Array, y: Array) -> Array:
     return y.astype(x.dtype, copy=False) if x.dtype.kind == "f" else y
-
-
-def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
-    y = x * coefficients[-1]
-    for c in coefficients[-2:0:-1]:
-        y += c
-        y *= x
-    y += coefficients[0]
-    return y
 
 
 def in_pieces(function: Callable[[Array], Array], x: np.ndarray, size: int = 1 << 13) -> Array:

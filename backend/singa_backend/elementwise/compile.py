@@ -123,6 +123,8 @@ def available() -> str:
     Returns:
         The reason; empty if it can.
     """
+    if os.environ.get("SONNX_MACHINE_CODE", "").lower() == "off":
+        return "SONNX_MACHINE_CODE is off"
     with _LOCK:
         try:
             llvm = _llvm()
@@ -188,9 +190,7 @@ def compiled(text: str, name: str, features: str | None = None) -> Compiled:
     if reason := available():
         raise NotCompiled(reason)
     with _LOCK:
-        llvm, machine = _llvm(), native(features)
-        version = ".".join(map(str, llvm.llvm_version_info))
-        key = hashlib.sha256("\n".join((str(FORM), version, machine.cpu, machine.features, text)).encode()).hexdigest()
+        machine, key = native(features), _key(text, features)
         found = _LIVE.get(f"{key} {name}")
         if found is None:
             code = _read(key)
@@ -199,6 +199,18 @@ def compiled(text: str, name: str, features: str | None = None) -> Compiled:
                 _write(key, code)
             found = _LIVE[f"{key} {name}"] = Compiled(_linked(code, name), name)
         return found
+
+
+def is_kept(text: str, name: str, features: str | None = None) -> bool:
+    """Whether the code of a text is in memory or in the cache, so that nothing must be compiled."""
+    key = _key(text, features)
+    return f"{key} {name}" in _LIVE or ((home := _home()) is not None and (home / key).exists())
+
+
+def _key(text: str, features: str | None) -> str:
+    """The digest of a text, and of what decides on its code."""
+    machine, version = native(features), ".".join(map(str, _llvm().llvm_version_info))
+    return hashlib.sha256("\n".join((str(FORM), version, machine.cpu, machine.features, text)).encode()).hexdigest()
 
 
 def _linked(code: bytes, name: str) -> Any:

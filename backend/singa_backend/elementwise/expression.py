@@ -15,7 +15,7 @@ A size is a term, never a constant, so that one kernel serves all sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -164,17 +164,16 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         """As of an array."""
         return self.trace.reduce("min", self, axis, keepdims)
 
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Recorded:
+    def prod(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Recorded:
         """As of an array."""
-        return self.trace.reduce("prod", self, axis, keepdims)
+        return self.trace.reduce("prod", self if dtype is None else self.astype(dtype), axis, keepdims)
 
     def any(self, axis: Any = None, keepdims: bool = False) -> Recorded:
         """As of an array."""
         return self.trace.reduce("any", self, axis, keepdims)
 
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Recorded:
-        """As of an array."""
-        return self.sum(axis, keepdims=keepdims) / self.trace.count(self, axis)
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else NotTraced(f"x.{name}")
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise NotTraced("an index")
@@ -185,7 +184,13 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
     def __iter__(self) -> NoReturn:
         raise NotTraced("an iteration")
 
+    def __len__(self) -> NoReturn:
+        raise NotTraced("a length")
+
     def __float__(self) -> NoReturn:
+        raise NotTraced("a value on the host")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise NotTraced("a value on the host")
 
 
@@ -303,6 +308,8 @@ class Trace:
 class Recorder(Namespace):
     """The namespace of a trace: NumPy's functions record themselves, and these functions record what is a primitive."""
 
+    records = True
+
     def __init__(self, trace: Trace) -> None:
         self.trace, self.module, self.lib, self.ndarray = trace, np, np.lib, Recorded
 
@@ -358,8 +365,8 @@ class Recorder(Namespace):
     def sum_over(self, x: Recorded, axes: tuple[int, ...], keepdims: bool = False) -> Recorded:
         return x.sum(axes, keepdims=keepdims)
 
-    def mean_over(self, x: Recorded, axes: tuple[int, ...], keepdims: bool = True) -> Recorded:
-        return x.mean(axes, keepdims=keepdims) if axes else x
+    def count(self, x: Recorded, axes: tuple[int, ...]) -> Recorded:
+        return self.trace.count(x, axes)
 
     def refuse(self, bad: Any, error: Callable[[], OperatorError]) -> None:
         if isinstance(bad, Recorded):
@@ -370,8 +377,8 @@ class Recorder(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, Recorded)
 
-    def from_host(self, a: np.ndarray) -> Recorded:
-        return self.asarray(a)
+    def from_host(self, a: np.ndarray) -> NoReturn:
+        raise NotTraced("values of the host")
 
     def to_host(self, x: Any) -> np.ndarray:
         raise NotTraced("a value on the host")
@@ -380,18 +387,17 @@ class Recorder(Namespace):
         raise NotTraced("xp.scatter")
 
 
-def order(results: Iterable[Term]) -> list[Term]:
-    """The terms on which results depend, operands first."""
+def order(results: Iterable[Term], known: Container[int] = ()) -> list[Term]:
+    """The terms on which results depend, operands first, without those whose ids are known."""
     seen: dict[int, Term] = {}
-
-    def visit(t: Term) -> None:
-        if id(t) not in seen:
-            for a in t.args:
-                visit(a)
-            seen[id(t)] = t
-
-    for r in results:
-        visit(r)
+    pending = [r for r in results if id(r) not in known][::-1]
+    while pending:
+        t = pending[-1]
+        missing = [a for a in t.args if id(a) not in seen and id(a) not in known] if id(t) not in seen else []
+        if missing:
+            pending += missing[::-1]
+        else:
+            seen.setdefault(id(t), pending.pop())
     return list(seen.values())
 
 

@@ -140,7 +140,7 @@ class BodyEvaluator(Evaluator):
     """Computes the operators of a body on the arrays of a namespace, in a run that has set its device and its limits."""
 
     def __init__(self, xp: Xp) -> None:
-        on_host = xp.ndarray is np.ndarray
+        on_host = xp.ndarray is np.ndarray or xp.records
         super().__init__(_HOST if on_host else device_of_namespace(xp), newest(""))
         if not isinstance(xp, NumpyNamespace):  # one of NumPy may note what is checked: that is for what the operator accepts
             self.xp = xp

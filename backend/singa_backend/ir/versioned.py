@@ -279,6 +279,14 @@ class VersionedOperator:
         return outputs
 
 
+@cache
+def versioned(domain: str, name: str, version: int | None = None) -> VersionedOperator:
+    """An operator at a version; the newest by default."""
+    versions = declarations[domain, name]
+    version = max(versions) if version is None else version
+    return VersionedOperator(versions[version], version)
+
+
 def _made(make: Callable[[], Any]) -> Any:
     """The `derived` service of a call whose operator may serve other calls: nothing is cached."""
     return make()

@@ -2,14 +2,13 @@
 
 from . import (
     activation_gradients,
-    activations,
     attention,
     categories,
     conv_gradients,
     convolution,
     dropout,
     einsums,
-    elementwise,
+    expressions,
     features,
     few_bits,
     group_norms,
@@ -44,14 +43,13 @@ from . import (
 
 __all__ = [
     "activation_gradients",
-    "activations",
     "attention",
     "categories",
     "conv_gradients",
     "convolution",
     "dropout",
     "einsums",
-    "elementwise",
+    "expressions",
     "features",
     "few_bits",
     "group_norms",

@@ -1,35 +1,22 @@
-"""Gradients of functions of each element on oneDNN."""
+"""Gradients of functions of each element: machine code for what the rules write, or oneDNN."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..elementwise.compile import available
+from ..ir.gradient import GRADIENT
+from ..ir.versioned import VersionedOperator
 from . import onednn as dnn
+from .expressions import Operation, compute, trace
+from .functions import GRADIENTS
 from .lowering import desc, emit, ordered, require_gradient, require_plain, threads_for
 from .onednn import backward
-from .table import Site, gradient
+from .table import Site, gradient, gradient_kernels, kernel
 from .values import FINITE, Value, dense
-
-
-@gradient("Relu", 6, 13, 14, reads=("dy0", "y0"))
-def relu_gradient(site: Site, dy: Value, y: Value) -> Value:
-    """The gradient where the result is positive, 0 elsewhere."""
-    return _by_result(site, dy, y, "relu_use_dst_for_bwd")
-
-
-@gradient("Sigmoid", 6, 13, reads=("dy0", "y0"))
-def sigmoid_gradient(site: Site, dy: Value, y: Value) -> Value:
-    """Dy * y * (1 - y)."""
-    return _by_result(site, dy, y, "logistic_use_dst_for_bwd")
-
-
-@gradient("Tanh", 6, 13, reads=("dy0", "y0"))
-def tanh_gradient(site: Site, dy: Value, y: Value) -> Value:
-    """Dy * (1 - y * y)."""
-    return _by_result(site, dy, y, "tanh_use_dst_for_bwd")
 
 
 def _takes_bounds(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
@@ -48,11 +35,6 @@ def clip_gradient(site: Site, dy: Value, x: Value, low: Value | None = None, hig
     site.require(least <= most, "the bounds are not in order")
     below = np.nextafter(least, np.float32(-np.inf))  # oneDNN's gradient is 0 at the lower bound, and not at the upper one
     return _by_values(site, dy, x, "clip", dnn.args.SRC, float(below), float(most))
-
-
-def _by_result(site: Site, dy: Value, y: Value, algorithm: str) -> Value:
-    """The gradient from the result."""
-    return _by_values(site, dy, y, algorithm, dnn.args.DST)
 
 
 def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha: float = 0.0, beta: float = 0.0) -> Value:
@@ -76,40 +58,75 @@ def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha:
     return dx
 
 
-def _algorithm(name: str, attributes: dict[str, Any]) -> tuple[str, float, float] | None:
-    """The function of oneDNN whose gradient, from the input, is that of an operator, and its two parameters."""
-    match name:
-        case "LeakyRelu":
-            return "relu", attributes["alpha"], 0.0
-        case "Elu":
-            return "elu", attributes["alpha"], 0.0
-        case "HardSigmoid":
-            return "hardsigmoid", attributes["alpha"], attributes["beta"]
-        case "HardSwish":
-            return "hardswish", 1 / 6, 0.5
-        case "Softplus":
-            return "soft_relu", 1.0, 0.0
-        case "Swish":
-            return "swish", attributes["alpha"], 0.0
-        case "Mish":
-            return "mish", 0.0, 0.0
-        case "Gelu" if attributes["approximate"] in ("none", "tanh"):
-            return "gelu_erf" if attributes["approximate"] == "none" else "gelu_tanh", 0.0, 0.0
-    return None
-
-
-@gradient("LeakyRelu", 6, 16, reads=("dy0", "x0"))
-@gradient("Elu", 6, 22, reads=("dy0", "x0"))
-@gradient("HardSigmoid", 6, 22, reads=("dy0", "x0"))
-@gradient("HardSwish", 14, 22, reads=("dy0", "x0"))
-@gradient("Softplus", 1, 22, reads=("dy0", "x0"))
-@gradient("Swish", 24, reads=("dy0", "x0"))
-@gradient("Mish", 18, 22, reads=("dy0", "x0"))
-@gradient("Gelu", 20, reads=("dy0", "x0"))
-def activation_gradient(site: Site, dy: Value, x: Value) -> Value:
-    """The gradient from the input."""
-    found = _algorithm(site.name, site.attributes)
+def activation_gradient(site: Site, dy: Value, v: Value) -> Value:
+    """The gradient from the input, or from the result."""
+    row = GRADIENTS[site.name]
+    found = row.function(site.attributes, row.backward or "")
     if found is None:
         site.refuse("oneDNN does not have the function")
-    name, alpha, beta = found
-    return _by_values(site, dy, x, name, dnn.args.SRC, alpha, beta)
+    return _by_values(site, dy, v, found[0], dnn.args.DST if row.backward else dnn.args.SRC, *found[1:])
+
+
+for _name, _row in GRADIENTS.items():
+    gradient(_name, reads=("dy0", "y0" if _row.backward else "x0"))(activation_gradient)
+
+
+Operand = int | np.ndarray | str | None
+"""What a call of a body reads: the result of a call before it, a constant, or an input of the body by its name."""
+
+_Calls = tuple[tuple[tuple[VersionedOperator, dict[str, Any], tuple[Operand, ...]], ...], int]
+
+_bodies: dict[Hashable, _Calls] = {}
+"""The calls of bodies, and the position of the one that returns the first gradient, by the gradient and what it reads."""
+
+_MOST = 256
+"""The number of bodies that are kept."""
+
+
+def by_rule(site: Site, *reads: Value | None) -> Value:
+    """The gradient of the first input, by machine code for what the rule writes."""
+    site.require(not available(), available())
+    names = [what.rstrip("?") for what in gradient_kernels["", site.name].reads]
+    given = dict(zip(names, reads, strict=True))
+    kinds = tuple(v and (v.dtype, v.ndim, v.array.tobytes() if v.constant and v.size == 1 else None) for v in reads)
+    key = (site.operator, tuple(sorted(site.attributes.items())), kinds)
+    if key not in _bodies:
+        if len(_bodies) >= _MOST:
+            _bodies.clear()
+        _bodies[key] = _calls(site, given)
+    calls, last = _bodies[key]
+    operations: list[Operation] = []
+    for operator, attributes, operands in calls[: last + 1]:
+        values = [given[o] if isinstance(o, str) else site.constant(o) if isinstance(o, np.ndarray) else o for o in operands]
+        operations.append(Operation(operator, attributes, tuple(values)))
+    terms, inputs = trace(site, operations)
+    free = {id(v) for place, v in enumerate(reads) if v is not None and site.reusable(place)}
+    label = f"{site.name.lower()} gradient"
+    (dx,) = compute(site, terms[-1:], inputs, label, lambda v: id(v) in free, engine="machine")
+    return dx
+
+
+def _calls(site: Site, given: Mapping[str, Value | None]) -> _Calls:
+    """The calls of the body of a gradient."""
+    body = site.body()
+    if body is None:
+        site.refuse("it has no body")
+    formals, positions = {v: v.name for v in body.inputs}, dict[Any, int]()
+    calls: list[tuple[VersionedOperator, dict[str, Any], tuple[Operand, ...]]] = []
+    for node in body.nodes:
+        operands: list[Operand] = []
+        for v in node.inputs:
+            site.require(v not in formals or formals[v] in given, "the rule reads what the kernel does not")
+            operands.append(None if v is None else formals.get(v, v.constant) if v not in positions else positions[v])
+        operator = node.operator
+        if operator is None or len(node.outputs) != 1:
+            site.refuse("a call of the rule has several results")
+        positions[node.outputs[0]] = len(calls)
+        calls.append((operator, node.attributes, tuple(operands)))
+    first = next((o for o in body.outputs if o is not None and o.name == "dx0"), None)
+    site.require(first in positions, "the rule returns no gradient of the first input, or what it is given")
+    return tuple(calls), positions[first]
+
+
+for _name in (*GRADIENTS, "Clip"):
+    kernel(_name, on="machine", domain=GRADIENT)(by_rule)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..ir.declaration import newest_declaration
 from . import onednn as dnn
+from .functions import TABLE, Function, function_of, scalar_of
 from .lowering import dense_desc, desc, ordered, remark
 from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Follower, Site
@@ -24,17 +25,8 @@ BINARY = {"Add": "add", "Sum": "add", "Mul": "mul", "Sub": "sub", "Div": "div", 
 SWALLOWS = ("Max", "Min")
 """Binary operators whose primitives turn NaN into a number."""
 
-TOTAL = frozenset(("Sigmoid", "Tanh"))
-"""Functions of which oneDNN's agree with the definitions for NaN and infinities too."""
-
-INFINITIES = frozenset(["Relu", "Clip", "Tanh", "Sigmoid", "HardSigmoid", "Abs", "Neg"])
-"""Unary operators that oneDNN computes as the definitions do for infinities."""
-
 Operand = tuple[MemoryDesc, Value, tuple[int, ...] | None]
 """A second operand: its descriptor, of the rank of the destination; the value; the order of its axes in memory, None for any."""
-
-Function = tuple[str, float, float]
-"""A function of oneDNN and its two parameters."""
 
 
 def never(value: Value) -> bool:
@@ -100,16 +92,17 @@ class Epilogue:
             return self._binary(f, layout)
         if f.place != 0:
             return False
-        found = activation(f)
+        found = function_of(f)
         if found is not None:
             return self._unary(f, found)
         return self.exact and f.name == "PRelu" and self._prelu(f, layout.shape)
 
     def _unary(self, f: Follower, found: Function) -> bool:
-        if f.name in TOTAL and not self.exact:
+        row = TABLE[f.name]
+        if row.total and not self.exact:
             self.finiteness = NAN if self.finiteness == NAN else FINITE
         elif found[0] != "linear":
-            if self.finiteness == NAN or (self.finiteness != FINITE and (self.exact or f.name not in INFINITIES)):
+            if self.finiteness == NAN or (self.finiteness != FINITE and (self.exact or not row.infinities)):
                 return False
             self.finite = True
         self.attributes.append_eltwise(*found)
@@ -212,69 +205,9 @@ def is_modern(name: str, version: int) -> bool:
     return name == "Sum" or (declaration is not None and version >= declaration.meaning_since)
 
 
-def activation(f: Follower) -> Function | None:
-    """The function of oneDNN, and its two parameters, that is a unary operator; None if there is none.
-
-    Its `soft_relu` is not Softplus: it is negative below -17, where a logarithm that follows would be NaN.
-    """
-    a = f.attributes
-    match f.name:
-        case "Relu":
-            return "relu", 0.0, 0.0
-        case "LeakyRelu":
-            return "relu", a["alpha"], 0.0
-        case "PRelu" if _slope(f.inputs[1]) is not None:
-            return "relu", _slope(f.inputs[1]) or 0.0, 0.0
-        case "Elu":
-            return "elu", a["alpha"], 0.0
-        case "Sigmoid":
-            return "logistic", 0.0, 0.0
-        case "Tanh":
-            return "tanh", 0.0, 0.0
-        case "HardSigmoid":
-            return "hardsigmoid", a["alpha"], a["beta"]
-        case "HardSwish":
-            return "hardswish", 1 / 6, 0.5
-        case "Swish":
-            return "swish", a["alpha"], 0.0
-        case "Gelu" if a["approximate"] in ("none", "tanh"):
-            return "gelu_erf" if a["approximate"] == "none" else "gelu_tanh", 0.0, 0.0
-        case "Mish":
-            return "mish", 0.0, 0.0
-        case "Abs":
-            return "abs", 0.0, 0.0
-        case "Neg":
-            return "linear", -1.0, 0.0
-        case "Clip":
-            bounds = _bounds(f)
-            return None if bounds is None else ("clip", *bounds)
-    return None
-
-
-def _slope(v: Value | None) -> float | None:
-    """One slope for all elements, of a rank that is not above that of any result."""
-    return _scalar(v) if v is not None and v.ndim < 2 else None
-
-
-def _scalar(v: Value | None) -> float | None:
-    return float(v.array.reshape(-1)[0]) if v is not None and v.constant and v.size == 1 else None
-
-
-def _bounds(f: Follower) -> tuple[float, float] | None:
-    """The bounds of a Clip that are the same in every run and in order."""
-    low, high = f.attributes.get("min"), f.attributes.get("max")
-    given = [*f.inputs[1:], None, None][:2] if f.version >= 11 else [None, None]
-    if any(v is not None and _scalar(v) is None for v in given):
-        return None
-    if f.version >= 11:
-        low, high = (_scalar(v) for v in given)
-    low, high = -math.inf if low is None else low, math.inf if high is None else high
-    return (low, high) if low <= high else None
-
-
 def scalar(value: Value | None) -> float | None:
     """The number that a constant of one element holds, if it is finite."""
-    number = _scalar(value)
+    number = scalar_of(value)
     return number if number is not None and math.isfinite(number) else None
 
 

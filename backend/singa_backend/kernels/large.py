@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from . import onednn as dnn
 from .elementwise import order_of
-from .epilogue import BINARY, Epilogue, Operand, OperandLayout, activation, is_modern, scalar
+from .epilogue import BINARY, Epilogue, Operand, OperandLayout, is_modern, scalar
+from .functions import TABLE, function_of
 from .lowering import F32, emit, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive
 from .products import normal
@@ -50,7 +51,7 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     """A function of each element, and those that follow."""
     site.require(x.dtype == F32 and x.size and (x.size >= FUNCTION or site.name in ANY_SIZE), "not float32, or small")
     first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
-    found = activation(first) if is_modern(site.name, site.version) else None
+    found = function_of(first) if is_modern(site.name, site.version) else None
     if found is None:
         site.refuse("oneDNN does not have the function")
     site.require(site.name != "Tanh" or x.size >= (CHAIN if site.followers else PLAIN), "NumPy is faster for a small input")
@@ -77,15 +78,9 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     raise AssertionError
 
 
-FUNCTIONS = {
-    "Relu": (1, 6, 13, 14), "LeakyRelu": (1, 6, 16), "Elu": (1, 6, 22), "Sigmoid": (1, 6, 13), "Tanh": (1, 6, 13),
-    "HardSigmoid": (1, 6, 22), "HardSwish": (14, 22), "Swish": (24,), "Gelu": (20,), "Mish": (18, 22),
-    "Clip": (6, 11, 12, 13),
-}  # fmt: skip
-"""The operators of one input and their versions."""
-
-for _name, _versions in FUNCTIONS.items():
-    kernel(_name, *_versions, on="onednn")(_function)
+for _name, _row in TABLE.items():
+    if _row.alone:
+        kernel(_name, on="onednn")(_function)
 
 
 def _pair(site: Site, a: Value, b: Value) -> Value:

@@ -22,7 +22,9 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from ..ir.declaration import newest_declaration
 from ..ir.gradient import GRADIENT
+from ..ir.graph import Graph
 from ..ir.versioned import VersionedOperator
 from .values import FINITE, Bound, Buffer, PlanStep, Value
 
@@ -109,6 +111,7 @@ class Site(ABC):
     """What a kernel sees of the place where it is to be used.
 
     Attributes:
+        operator: the operator at its version.
         name: the operator.
         version: the schema version.
         attributes: its attributes, defaults included.
@@ -121,6 +124,7 @@ class Site(ABC):
         notes: for reports, of each step that follows: the primitives that are not trusted, in place of which others are used.
     """
 
+    operator: VersionedOperator
     name: str
     version: int
     attributes: dict[str, Any]
@@ -189,6 +193,10 @@ class Site(ABC):
         """A value that is the same in every run."""
 
     @abstractmethod
+    def body(self) -> Graph | None:
+        """The body of the call, if it is that of a function or a gradient."""
+
+    @abstractmethod
     def once(self, what: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns for the attributes of this call, made once for all plans of the graph."""
 
@@ -233,9 +241,9 @@ class Kernel:
 
     Attributes:
         body: called with the site and the inputs; returns the outputs, a value or a tuple of values.
-        on: the library that computes: "view", "onednn", "numpy".
+        on: what computes: "view", "machine", "onednn", "numpy".
         rank: kernels of lower rank are tried first.
-        versions: the schema versions.
+        versions: the schema versions; empty for those with the present meaning.
         takes_opaque: whether inputs may be strings, sequences or maps: an OpaqueValue each, whose kind and shape the body checks.
     """
 
@@ -254,7 +262,7 @@ class Kernel:
 table: dict[tuple[str, str], list[Kernel]] = {}
 """(domain, operator) -> its kernels, in the order in which they are tried."""
 
-_RANKS = {"view": 0, "onednn": 2, "numpy": 4}
+_RANKS = {"view": 0, "machine": 1, "onednn": 2, "numpy": 4}
 
 
 def kernel(
@@ -264,8 +272,8 @@ def kernel(
 
     Args:
         name: the operator.
-        *versions: the schema versions, each of which is listed.
-        on: "view", "onednn" or "numpy"; in this order they are tried.
+        *versions: the schema versions, each of which is listed; without them those with the present meaning.
+        on: "view", "machine", "onednn" or "numpy"; in this order they are tried.
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
         takes_opaque: see `Kernel`.
@@ -277,6 +285,20 @@ def kernel(
         found = table.setdefault((domain, name), [])
         found.append(Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions), takes_opaque))
         found.sort(key=lambda k: k.rank)
+        return body
+
+    return add
+
+
+_general: list[tuple[frozenset[str], Kernel]] = []
+"""Kernels of all operators with one of some traits."""
+
+
+def general(*traits: str, on: str) -> Callable[[Body], Body]:
+    """Add a function that computes the operators with one of these traits, or refuses."""
+
+    def add(body: Body) -> Body:
+        _general.append((frozenset(traits), Kernel(body, on, _RANKS[on], frozenset())))
         return body
 
     return add
@@ -295,7 +317,7 @@ class GradientKernel:
     """What a gradient kernel needs.
 
     Attributes:
-        versions: the schema versions of the operator.
+        versions: the schema versions of the operator; empty for those with the present meaning.
         reads: the inputs of its body: "dy0" is the gradient of the first output, "x1" the second input of the forward call, "y0"
             its first output, "h0" the first value that its forward call in training form returns besides its outputs; the body
             receives None for an absent one whose name ends with "?", such as "x1?", and declines the others.
@@ -328,7 +350,9 @@ gradient_kernels: dict[tuple[str, str], GradientKernel] = {}
 def gradient_kernel(operator: VersionedOperator) -> GradientKernel | None:
     """What the gradient kernel of an operator at its version needs; None if there is none."""
     kernel = gradient_kernels.get((operator.declaration.domain, operator.declaration.name))
-    return kernel if kernel is not None and operator.version in kernel.versions else None
+    if kernel is None:
+        return None
+    return kernel if (operator.version in kernel.versions if kernel.versions else operator.is_modern) else None
 
 
 def gradient(
@@ -364,7 +388,13 @@ def training(name: str, *versions: int, on: str = "onednn") -> Callable[[Body], 
 
 def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
     """The kernels of an operator at a version, in the order in which they are tried."""
-    return [k for k in table.get((domain, name), ()) if version in k.versions]
+    declared = newest_declaration("" if domain in (GRADIENT, TRAINING) else domain, name)
+    modern = declared is None or version >= declared.meaning_since
+    found = [k for k in table.get((domain, name), ()) if (version in k.versions if k.versions else modern)]
+    if declared is not None and domain not in (GRADIENT, TRAINING):
+        found += [k for traits, k in _general if not traits.isdisjoint(declared.traits)]
+        found.sort(key=lambda k: k.rank)
+    return found
 
 
 def require_finite(x: np.ndarray) -> None:

@@ -294,10 +294,11 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
 
 
 @operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"),
-          element="T(exp(T(min({0}, T(0))))) / (T(1) + T(exp(-T(fabs({0})))))")  # fmt: skip
+          element="({0} < T(0) ? T(exp(-T(fabs({0})))) : T(1)) / (T(1) + T(exp(-T(fabs({0})))))")  # fmt: skip
 def sigmoid(xp: Xp, x: Array) -> Array:
     """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x))."""
-    return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
+    e = xp.exp(-xp.abs(x))
+    return xp.where(x < 0, e, 1) / (1 + e)
 
 
 @sigmoid.gradient
@@ -340,8 +341,13 @@ def mish(xp: Xp, x: Array) -> Array:
 
 @mish.gradient
 def mish_gradient(op: Op, dy: V, x: V) -> V:
-    t = op.Tanh(op.Softplus(x))
-    return op.Mul(dy, op.Add(t, op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1, op.Mul(t, t)))))
+    """The derivative, t + x * sigmoid(x) * (1 - t^2) with t = n / (n + 2), is (n + 4 * x * e * (e + 1) / (n + 2)) / (n + 2)."""
+    z = op.Min(x, 5.5 if op.dtype(x) == np.float16 else 20)  # from there on the derivative is 1, and n does not overflow
+    e = op.Exp(z)
+    n = op.Mul(e, op.Add(e, 2))
+    more = op.Add(n, 2)
+    share = op.Div(op.Mul(e, op.Add(e, 1)), more)
+    return op.Mul(dy, op.Div(op.Add(n, op.Mul(op.Mul(z, 4), share)), more))
 
 
 @operator("Gelu", 20, traits=("unary", "cannot_fail", "finite", "epilogue"))

@@ -153,8 +153,8 @@ class _Over:
 @operator("GlobalAveragePool", 1, 22, traits=("pools", "finite"))
 def global_average_pool(xp: Xp, x: Array) -> Array:
     """An axis without cells has the average 0 / 0; NumPy's mean would warn."""
-    sizes = spatial(x)
-    return xp.sum_over(x, tuple(range(2, 2 + len(sizes))), True) / math.prod(sizes)
+    axes = tuple(range(2, 2 + len(spatial(x))))
+    return xp.sum_over(x, axes, True) / xp.count(x, axes)
 
 
 global_average_pool.flops(each_input(1))

@@ -7,7 +7,6 @@ after that; an empty one may also mean "reduce nothing" (`noop_with_empty_axes`)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,21 +65,18 @@ def _filled(xp: Xp, x: Array, axes: Ints, keepdims: bool, value: Any) -> Array:
 
 
 def _mean(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
-    n = math.prod(x.shape[a] for a in axes)
     if x.dtype.kind not in "iu":
         return xp.mean_over(x, axes, keepdims)
-    if n == 0 and 0 not in _shape(x.shape, axes):
+    if 0 in (x.shape[a] for a in axes) and 0 not in _shape(x.shape, axes):
         raise OperatorError(
             f"the mean of integers must have at least one value, got shape {x.shape} and axes {axes}", code="SX403"
         )
-    # Exact if the sum would overflow: sum(x) = n * sum(x // n) + sum(x % n).  Rounds towards zero, as Div does.
+    # Exact if the sum would overflow: sum(x) = n * sum(x // n) + rest, and the rest, in [0, n * n), is right modulo 2**64.
+    # Rounds towards zero, as Div does.
     z = x.astype(np.int64 if x.dtype.kind == "i" else np.uint64)
-    if z.size and xp.largest(x) < (1 << 63) // n:  # the sum fits
-        total = _sum(xp, z, axes, keepdims)
-        quotient = xp.abs(total) // n
-        return xp.where(total < 0, -quotient, quotient).astype(x.dtype)
+    n = xp.count(z, axes)
     floor = _sum(xp, z // n, axes, keepdims)
-    rest = _sum(xp, z % n, axes, keepdims)
+    rest = _sum(xp, z, axes, keepdims) - floor * n
     floor, rest = floor + rest // n, rest % n
     return (floor + ((floor < 0) & (rest > 0)).astype(z.dtype)).astype(x.dtype)
 

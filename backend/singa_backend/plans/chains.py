@@ -18,6 +18,8 @@ DRAWN = frozenset(["Less", "Not", "CastLike"])
 """Operators that join the chain of random bits besides those with the trait `epilogue`: they make a mask of them."""
 LONGEST = 12
 """The maximum number of calls of a chain."""
+WIDEST = 32
+"""The maximum number of elementwise calls that are one group."""
 
 
 def chains(calls: Sequence[ir.Node], outputs: Iterable[ir.Value]) -> list[tuple[ir.Node, ...]]:
@@ -58,6 +60,46 @@ def chains(calls: Sequence[ir.Node], outputs: Iterable[ir.Value]) -> list[tuple[
                 chain_of[index] = [*chain, index]
                 break
     return [tuple(calls[i] for i in chain) for _, chain in sorted(chain_of.items())]
+
+
+def is_elementwise(call: ir.Node) -> bool:
+    """Whether a call may be a part of an expression: it computes one value for each place of its inputs."""
+    traits = ("unary", "broadcasting")
+    return len(call.results) == 1 and not has_kernel_only(call) and any(has_trait(call.domain, call.op_type, t) for t in traits)
+
+
+def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -> list[tuple[ir.Node, ...]]:
+    """Join groups of elementwise calls: one whose results only another one reads takes its place.
+
+    Args:
+        groups: chains, each in the place of its last call.
+        outputs: the values that are read elsewhere.
+
+    Returns:
+        The groups in order.
+    """
+    found: list[list[ir.Node] | None] = [list(g) for g in groups]
+    plain = [all(map(is_elementwise, g)) for g in groups]
+    of = {call: at for at, g in enumerate(groups) for call in g}
+    readers: dict[ir.Value, set[int]] = {v: {-1} for v in outputs}
+    for call, at in of.items():
+        for i in call.reads:
+            readers.setdefault(i, set()).add(at)
+    for at in reversed(range(len(groups))):
+        by = set().union(*(readers.get(o, set()) for c in groups[at] for o in c.results)) - {at}
+        (into,) = by if len(by) == 1 else (-1,)
+        if into < 0 or not plain[at] or not plain[into]:
+            continue
+        whole, own = found[into], found[at]
+        assert whole is not None and own is not None
+        if len(whole) + len(own) > WIDEST:
+            continue
+        found[into], found[at] = [*own, *whole], None
+        for read in readers.values():
+            if at in read:
+                read.discard(at)
+                read.add(into)
+    return [tuple(g) for g in found if g is not None]
 
 
 def is_binary(call: ir.Node) -> bool:

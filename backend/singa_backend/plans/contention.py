@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import machine
 from ..kernels import onednn
+from ..kernels.expressions import FrameAddress
 
 EXCESS, SLACK = 1.5, 0.0005
 """As long as the time on one thread is not known, a run is too slow after EXCESS times the usual time and SLACK seconds."""
@@ -214,6 +215,8 @@ def single_step(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Cal
     """A step on one thread."""
     if onednn.sets_threads(function):
         return function, (1,)
+    if arguments and isinstance(arguments[0], FrameAddress):
+        return function, (arguments[0].single,)
     single = onednn.single_threaded(arguments) or arguments
     return onednn.execution(function, single), single
 

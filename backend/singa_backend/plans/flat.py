@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ..devices.namespaces import numpy
 from ..ir import graph as ir
-from ..ir.declaration import declarations
 from ..ir.gradient import GRADIENT
 from ..ir.structure import without_collector
-from ..ir.versioned import VersionedOperator
+from ..ir.versioned import versioned
 from ..kernels.table import TRAINING
 
 MOST = 200_000
@@ -135,14 +133,6 @@ def read_from(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
     for own, value in zip(graph.inputs, values, strict=True):
         own.replace_all_uses_with(value)
     graph.inputs = []
-
-
-@cache
-def versioned(domain: str, op_type: str, version: int | None = None) -> VersionedOperator:
-    """An operator at a version; the newest by default."""
-    versions = declarations[domain, op_type]
-    version = max(versions) if version is None else version
-    return VersionedOperator(versions[version], version)
 
 
 def call_of(

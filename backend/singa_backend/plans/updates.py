@@ -14,8 +14,10 @@ import numpy as np
 
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from ..kernels.updates import OPERATORS
 from .flat import Roles, has_kernel_only
+
+OPERATORS = frozenset(["Add", "Mul", "Sub", "Div", "Sqrt"])
+"""The operators of updates."""
 
 
 class NotInPlace(Exception):

@@ -22,6 +22,7 @@ from .loading import (
     exchange_threads,
     library,
     missing,
+    parallel_region,
     reset,
     set_threads,
     sets_threads,

@@ -241,11 +241,12 @@ class Library:
         except OneDnnError as error:
             raise _Refused(f"{path}: {error}") from None
         self.engine, self.stream = engine, stream  # never destroyed: primitives may outlive `reset`
-        self._set_threads = self._max_threads = self._pause = None
+        self._set_threads = self._max_threads = self._pause = self._parallel = None
         if self.runtime == "OpenMP":
             self._set_threads = self._openmp(dll, "omp_set_num_threads", None, c_int)
             self._max_threads = self._openmp(dll, "omp_get_max_threads", c_int)
             self._pause = self._openmp(dll, "omp_pause_resource_all", c_int, c_int)  # of OpenMP 5
+            self._parallel = self._openmp(dll, "GOMP_parallel", None)
         self.execute_blocking = SignalBlock(self.execute, dll, self._max_threads) if HAS_MASKS else None
 
     @staticmethod
@@ -436,6 +437,13 @@ def thread_switch(n: int) -> list[tuple[Callable[[int], Any], tuple[int]]]:
     """
     found = library()
     return [(found._set_threads, (n,))] if found is not None and found._set_threads else []
+
+
+def parallel_region() -> int:
+    """Return the address of GNU OpenMP's function that runs another one on several threads; 0 if there is none."""
+    found = library()
+    function: Any = None if found is None else found._parallel
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def sets_threads(function: Callable[..., Any]) -> bool:

@@ -226,7 +226,7 @@ class TraceSite(Site):
         self.tracer, self.call = tracer, call
         self.inputs = [v if isinstance(v, Value) else None for v in inputs]
         self.opaque = any(isinstance(v, OpaqueValue) for v in inputs)
-        self.name, self.version = call.op_type, call.operator.version
+        self.operator, self.name, self.version = call.operator, call.op_type, call.operator.version
         self.attributes = call.attributes
         self.outputs = tuple(o is not None for o in call.outputs)
         self.options, self.shared = tracer.options, tracer.shared.kernels
@@ -259,6 +259,9 @@ class TraceSite(Site):
 
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         return Value.of(array, key)
+
+    def body(self) -> ir.Graph | None:
+        return self.call.body()
 
     def once(self, what: Hashable, make: Callable[[], Made]) -> Made:
         key, held = (self.call, what), self.shared.derived

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...elementwise.compile import available
 from ...ir import graph as ir
-from ..chains import chains
+from ..chains import chains, joined
 from ..flat import Roles
 from ..updates import updates
 
@@ -58,28 +59,30 @@ PLAIN = Roles()
 Item = tuple[ir.Node, ...] | Branch | Rename | CopyIn | Update | UpdateBegin
 
 
-def items_of(graph: ir.Graph, roles: Roles = PLAIN, find_updates: bool = False) -> list[Item]:
+def items_of(graph: ir.Graph, roles: Roles = PLAIN, fuses: bool = False) -> list[Item]:
     """The work of a graph in order.
 
     Args:
         graph: the graph.
         roles: of its values.
-        find_updates: whether updates are found, if it is a training step: it has gradients, or replaces inputs.
+        fuses: whether elementwise calls are joined; in a training step, which has gradients or replaces inputs, to updates.
     """
-    finds = find_updates and (roles.is_step or roles.last is not None)
+    finds = fuses and (roles.is_step or roles.last is not None)
     if roles.last is None:
-        return _items(graph.nodes, graph.outputs, finds)
+        return _items(graph.nodes, graph.outputs, fuses, finds)
     calls, last = graph.nodes[: roles.last], graph.nodes[roles.last :]
-    before = _items(calls, [*graph.outputs, *(i for c in last for i in c.reads)], False)
-    return [*before, UpdateBegin(), *_items(last, graph.outputs, finds)]
+    before = _items(calls, [*graph.outputs, *(i for c in last for i in c.reads)], fuses, False)
+    return [*before, UpdateBegin(), *_items(last, graph.outputs, fuses, finds)]
 
 
-def _items(calls: Sequence[ir.Node], outputs: Sequence[ir.Value], finds: bool) -> list[Item]:
+def _items(calls: Sequence[ir.Node], outputs: Sequence[ir.Value], fuses: bool, finds: bool) -> list[Item]:
     groups = updates(calls, outputs) if finds else []
     taken = {i for group in groups for i in group}
     made: list[tuple[int, Item]] = [(group[-1], Update(tuple(calls[i] for i in group))) for group in groups]
     places = {c: i for i, c in enumerate(calls)}
     read = [r for i in taken for r in calls[i].reads]
-    for chain in chains([c for i, c in enumerate(calls) if i not in taken], [*outputs, *read]):
+    rest = [c for i, c in enumerate(calls) if i not in taken]
+    found = chains(rest, [*outputs, *read])
+    for chain in joined(found, [*outputs, *read]) if fuses and not available() else found:
         made.append((places[chain[-1]], Branch(chain[0]) if chain[0].is_("If") else chain))
     return [item for _, item in sorted(made, key=lambda pair: pair[0])]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...kernels.expressions import FrameAddress
 from ...kernels.onednn import thread_switch, threads_of
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value, aligned
 from .. import arena as arenas
@@ -85,7 +86,7 @@ class Placer(Opener):
             own = pieces = step.bind()
             needed = _threads(step, pieces, usual)
             self.facts.parallel |= needed > 0 and step.kernel != "definition"
-            most = max(most, needed if step.kernel != "definition" else 1)
+            most = max(most, needed if step.kernel != "definition" else 1, *(_frame_threads(a) for _, a in pieces))
             if needed not in (0, at):
                 pieces, at = [*thread_switch(needed), *pieces], needed
             found = [passed[i] for i in {id(v.buffer) for v in (*step.reads, *step.writes)} if i in passed]
@@ -138,9 +139,14 @@ def _threads(step: PlanStep, pieces: Bound, usual: int) -> int:
     Returns:
         The number; 0 if the step does not use oneDNN, `usual` if that is not known.
     """
-    if step.kernel.startswith(("numpy.", "copy", "release")):
+    if step.kernel.startswith(("numpy.", "machine.", "copy", "release")):
         return 0
     return max((threads_of(arguments) for _, arguments in pieces), default=0) or usual
+
+
+def _frame_threads(arguments: tuple[Any, ...]) -> int:
+    """The number of threads of machine code, which starts them itself; 1 for any other call."""
+    return arguments[0].threads if arguments and isinstance(arguments[0], FrameAddress) else 1
 
 
 def _copy(entry: OpaqueValue, once: bool) -> Any:

@@ -5,44 +5,59 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ...elementwise.compile import available
 from ...ir import graph as ir
 from ...ir.graph import ABSENT
-from ...kernels.onednn import OneDnnError
+from ...kernels.expressions import Operation, compute, trace
 from ...kernels.table import Kernel, Refused
-from ...kernels.updates import Elementwise, update
 from ...kernels.values import Value
-from ..chains import chains
+from ..chains import chains, is_elementwise
 from .choose import TraceSite
 from .place import Placer
 
-KERNEL = Kernel(update, "onednn", 0, frozenset())
+KERNEL = Kernel(compute, "numpy", 0, frozenset())
 """The kernel of updates, which is not in the table: it computes several outputs of several calls."""
 
 
 class Updater(Placer):
-    """Traces updates."""
+    """Traces groups of elementwise calls, and updates."""
 
-    def _update(self, calls: Sequence[ir.Node]) -> None:
-        """Compute the calls of an update; those of numbers, such as a rate, on their own."""
+    def _group(self, group: tuple[ir.Node, ...], label: str = "") -> None:
+        """Compute a chain of calls, or elementwise calls of which the last one or others return the results.
+
+        Args:
+            group: the calls.
+            label: names the step in reports; by default the operators do.
+        """
+        joins = not available() or label
+        if len(group) == 1 or self.options.level < 2 or not joins or not all(map(is_elementwise, group)):
+            super()._group(group)
+            return
         positions: dict[ir.Value, int] = {}
-        operations: list[Elementwise] = []
+        operations: list[Operation] = []
         rest: list[ir.Node] = []
         known = True
-        for call in calls:
-            operands: list[Value | int] = []
-            for i in call.reads:
-                entry = None if i in positions else self._get(i)
-                known &= i in positions or isinstance(entry, Value)
-                operands.append(entry if isinstance(entry, Value) else positions.get(i, ABSENT))
-            if all(isinstance(v, Value) and v.size == 1 for v in operands):
-                self._group((call,))
+        for call in group:
+            operands: list[Value | int | None] = []
+            for i in call.inputs:
+                entry = None if i is None or i in positions else self._get(i)
+                known &= i is None or i in positions or isinstance(entry, Value)
+                operands.append(entry if isinstance(entry, Value) else None if i is None else positions.get(i, ABSENT))
+            if all(v is None or (isinstance(v, Value) and (v.constant or v.size == 1)) for v in operands):
+                super()._group((call,))  # a number, such as a rate, or a constant
                 continue
+            assert call.operator is not None
             positions[call.results[0]] = len(operations)
-            operations.append(Elementwise(call.op_type, tuple(operands)))
+            operations.append(Operation(call.operator, call.attributes, tuple(operands)))
             rest.append(call)
-        if rest and not (known and self._as_one_step(rest, operations, positions)):
-            for chain in chains(rest, self.graph.outputs):
-                self._group(chain)
+        if rest and not (known and self._as_one_step(rest, operations, positions, label)):
+            for chain in chains(rest, self._results(rest)):
+                super()._group(chain)
+
+    def _results(self, calls: Sequence[ir.Node]) -> list[ir.Value]:
+        """The results of calls that others read."""
+        times = Counter(i for c in calls for i in c.reads)
+        return [o for c in calls for o in c.results if self.uses[o] > times[o]]
 
     def _replaceable(self, calls: Sequence[ir.Node], positions: dict[ir.Value, int]) -> dict[int, Value]:
         """The inputs that results of these calls replace, if only these calls read them from now on; by the result's position."""
@@ -62,17 +77,28 @@ class Updater(Placer):
                 found[at] = entry
         return found
 
-    def _as_one_step(self, calls: Sequence[ir.Node], operations: Sequence[Elementwise], positions: dict[ir.Value, int]) -> bool:
+    def _as_one_step(
+        self, calls: Sequence[ir.Node], operations: Sequence[Operation], positions: dict[ir.Value, int], label: str
+    ) -> bool:
         """Compute calls with one step; return whether it was possible."""
-        results = [positions[i] for i in positions if self.uses[i] > sum(c.reads.count(i) for c in calls)]
+        results = [positions[o] for o in self._results(calls)]
+        times = Counter(i for c in calls for i in c.reads)
+        free = {
+            id(e) for i, n in times.items() if i not in positions and isinstance(e := self._get(i), Value) and self.reusable(i, n)
+        }
         inputs = list({id(o): o for one in operations for o in one.operands if isinstance(o, Value)}.values())
         site = TraceSite(self, calls[-1], inputs, ())
         first_buffer, first_step = len(self.buffers), len(self.segment.steps)
+        replaced = self._replaceable(calls, positions)
         try:
-            made = update(site, operations, results, self._replaceable(calls, positions))
+            terms, values = trace(site, operations)
+            into = {n: replaced[at] for n, at in enumerate(results) if at in replaced}
+            name = label or "+".join(c.op_type.lower() for c in calls)
+            computed = compute(site, [terms[at] for at in results], values, name, lambda v: id(v) in free, into)
+            made = dict(zip(results, computed, strict=True))
             self._run_steps(site, KERNEL, calls)
-        except (Refused, OneDnnError) as refusal:
-            self._reasons = [f"update: {refusal}"]
+        except Refused as refusal:
+            self._reasons = [f"{KERNEL.name}: {refusal}"]
             self._forget(first_buffer, first_step)
             return False
         for value, what, copy in site.made:

@@ -91,7 +91,7 @@ class Tracer(Updater):
                 pending += self._select(item, pending)[::-1]
             elif isinstance(item, Update):
                 self.history = None
-                self._update(item.calls)
+                self._group(item.calls, "update")
             else:
                 if self.earlier is not None:
                     self._repeat_or_open(item, self.earlier.records)

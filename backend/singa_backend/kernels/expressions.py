@@ -1,0 +1,576 @@
+"""Elementwise calls by the expression that their definitions leave when they are traced (see `elementwise`).
+
+One step computes a call, or several calls whose results only they read.  A part whose result is much smaller than the whole, such
+as a rate or a value for each row, is computed before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..elementwise import facts
+from ..elementwise.compile import Compiled, NotCompiled, available, compiled, is_kept
+from ..elementwise.expression import NotTraced, Recorded, Term, Trace, order
+from ..elementwise.facts import Range
+from ..elementwise.machine_code import emit
+from ..elementwise.numpy_form import Program, evaluate
+from ..elementwise.primitives import NotEmitted
+from ..errors import OperatorError
+from ..ir.versioned import VersionedOperator, versioned
+from . import onednn
+from .elementwise import BLOCK, collapsed, finiteness_of, order_of, stretched
+from .table import Refused, Site, general
+from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, dense, strides_of, sum_finiteness
+
+DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
+"""The dtypes of inputs and results."""
+
+LITERAL = 64.0
+"""A constant of one element is a part of the expression if it is a multiple of 1 / LITERAL up to LITERAL, otherwise an input: the
+scale of each layer would be a kernel of its own."""
+
+SMALLER = 4
+"""A part is computed before the whole if its result has so many times fewer elements."""
+
+MOST_TERMS = 400
+"""The maximum number of primitives of an expression."""
+
+_FREE = frozenset(["input", "const", "expand", "reshape", "size"])
+"""Terms that compute nothing."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of an expression.
+
+    Attributes:
+        operator: the operator.
+        attributes: its attributes, defaults included.
+        operands: for each input a value, the position of the operation that computes it, or None for an absent one.
+    """
+
+    operator: VersionedOperator
+    attributes: Mapping[str, Any]
+    operands: tuple[Value | int | None, ...]
+
+
+Kind = tuple[np.dtype[Any], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An expression of calls, without their values.
+
+    Attributes:
+        results: the term of each call.
+        checks: what must be false everywhere, for the definitions to accept the inputs.
+    """
+
+    results: tuple[Term, ...]
+    checks: tuple[Term, ...]
+
+
+@lru_cache(maxsize=4096)
+def _call(operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[Kind | None, ...]) -> Traced | str:
+    """The expression of one call for inputs of these dtypes and shapes; the reason if it has none."""
+    trace = Trace()
+    inputs = [None if k is None else trace.input(*k) for k in kinds]
+    return _recorded(trace, operator, inputs, dict(attributes))
+
+
+def _recorded(trace: Trace, operator: VersionedOperator, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Traced | str:
+    try:
+        (y,) = operator.run(trace.xp, inputs, dict(attributes), (True,))
+    except NotTraced as cause:
+        return f"{operator.declaration.name} is not elementwise: {cause}"
+    except (OperatorError, ValueError, TypeError) as error:
+        return f"the call is not valid: {error}"
+    if not isinstance(y, Recorded):
+        return "the result is a constant"
+    return Traced((y.term,), tuple(bad for bad, _ in trace.checks))
+
+
+def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list[Value]]:
+    """The terms of the results of calls, and the values of the inputs; refuses calls that are not elementwise."""
+    whole = Trace()
+    inputs: dict[int, tuple[Value, Recorded]] = {}
+    made: list[Recorded] = []
+    for one in operations:
+        operands: list[Recorded | None] = []
+        for v in one.operands:
+            if isinstance(v, Value):
+                site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
+                if id(v) not in inputs:
+                    inputs[id(v)] = v, whole.input(v.dtype, v.shape)
+                operands.append(inputs[id(v)][1])
+            else:
+                operands.append(None if v is None else made[v])
+        kinds = tuple(None if r is None else (r.dtype, r.shape) for r in operands)
+        try:
+            found = _call(one.operator, tuple(sorted(one.attributes.items())), kinds)
+        except TypeError:  # an attribute that is no key
+            found = _call.__wrapped__(one.operator, tuple(one.attributes.items()), kinds)
+        if isinstance(found, str):
+            site.refuse(found)
+        values = [v for v, _ in inputs.values()]
+        there = [r for r in operands if r is not None]
+        (y,), checks = substituted(whole, found.results, there), substituted(whole, found.checks, there)
+        for bad in checks:
+            used = [t for t in order([bad.term]) if t.op == "input"]
+            site.require(all(values[t.extra].constant for t in used), "a value must be checked in each run")
+            arrays = [v.array if v.constant else v.array[...] for v in values]
+            site.require(not evaluate([bad.term], arrays)[0].any(), "the definition refuses a value")
+        made.append(y)
+    return [y.term for y in made], [v for v, _ in inputs.values()]
+
+
+def substituted(whole: Trace, results: Sequence[Term], operands: Sequence[Recorded]) -> list[Recorded]:
+    """Terms of another trace, with these operands in the places of its inputs."""
+    places: dict[int, Recorded] = {}
+    for t in order(results):
+        operand = operands[t.extra] if t.op == "input" else None
+        args = [places[id(a)] for a in t.args]
+        places[id(t)] = whole.term(t.op, args, t.dtype, t.shape, t.extra) if operand is None else operand
+    return [places[id(r)] for r in results]
+
+
+def compute(
+    site: Site,
+    results: Sequence[Term],
+    inputs: Sequence[Value],
+    label: str = "",
+    reusable: Callable[[Value], bool] = lambda v: False,
+    into: Mapping[int, Value] | None = None,
+    engine: str = "",
+) -> list[Value]:
+    """Emit the step that computes expressions whose results have one shape.
+
+    Args:
+        site: the place.
+        results: the terms.
+        inputs: the values of the inputs, by place.
+        label: names the step in reports, if it is more than one primitive.
+        reusable: whether nothing reads the memory of an input after the step.
+        into: the value in whose memory a result must be if that is possible, by the number of the result.
+        engine: "machine" or "numpy"; by default machine code where there is some.
+
+    Returns:
+        The results.
+    """
+    site.require(all(r.dtype in DTYPES for r in results), f"elements of {results[0].dtype}")
+    shapes = {r.shape for r in results}
+    site.require(len(shapes) == 1, "the results have several shapes")
+    site.require(len(order(results)) <= MOST_TERMS, "the expression is too long")
+    known = _ranges(site, results, inputs)
+    plain = {k: inputs[r.extra] for k, r in enumerate(results) if r.op == "input"}  # such as Clip without bounds
+    computed = [k for k in range(len(results)) if k not in plain]
+    made: dict[int, Value] = {k: v.view(v.shape, v.strides) for k, v in plain.items()}
+    if computed:
+        leaves = _Leaves(site, [results[k] for k in computed], inputs, label)
+        wanted = {n: into[k] for n, k in enumerate(computed) if into and k in into}
+        ys = _emit(site, leaves, label, reusable, wanted, engine)
+        made |= dict(zip(computed, ys, strict=True))
+    for k, r in enumerate(results):
+        y, at = made[k], known[id(r)]
+        y.finiteness, y.low = finiteness_of(r.dtype, NAN if at.nan else INFINITE if at.has_infinity else FINITE), ANY
+        if y.finiteness == INFINITE:
+            y.low = _low(r, known, inputs) if at.high < math.inf else ANY
+    return [made[k] for k in range(len(results))]
+
+
+def _ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> dict[int, Range]:
+    """The range of each term."""
+    return facts.ranges(list(results), {i: _range_of(site, v) for i, v in enumerate(inputs)})
+
+
+def _range_of(site: Site, v: Value) -> Range:
+    if v.dtype.kind != "f":
+        return facts.FINITE
+    if v.constant and v.size <= BLOCK:
+        found: Range = site.derived(v, "range", lambda: facts.number_of(v.array))
+        return found
+    if v.finiteness == NAN:
+        return facts.UNKNOWN
+    if v.finiteness == FINITE:
+        return facts.FINITE
+    return Range(-math.inf, facts.MOST if v.low else math.inf)
+
+
+def _low(t: Term, known: Mapping[int, Range], inputs: Sequence[Value]) -> int:
+    """Which infinities a result without positive ones holds: a sum with finite values keeps a finite one in each row."""
+    if t.op == "input":
+        place: int = t.extra
+        return inputs[place].low
+    if t.op in ("reshape", "expand"):
+        return min(_low(t.args[0], known, inputs), LOW)
+    if t.op != "add":
+        return LOW
+    lows = [_low(a, known, inputs) if known[id(a)].has_infinity else ANY for a in t.args]
+    kinds = [INFINITE if known[id(a)].has_infinity else FINITE for a in t.args]
+    _, low = sum_finiteness(kinds[0], lows[0], kinds[1], lows[1])
+    return low
+
+
+class _Leaves:
+    """An expression whose inputs are values in memory, as the frame walks them.
+
+    Attributes:
+        results: the terms; the place of an input is that of a leaf.
+        values: the leaves.
+        shape: of the results.
+    """
+
+    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str) -> None:
+        self._site, self._inputs = site, inputs
+        self.shape = results[0].shape
+        self.values: list[Value] = []
+        self._trace = Trace()
+        self._places: dict[Any, Recorded] = {}
+        self._done: dict[int, Recorded] = {}
+        terms = order(results)
+        constant = {id(t) for t in terms if t.op == "input" and inputs[t.extra].constant and inputs[t.extra].size <= BLOCK}
+        for t in terms:
+            if t.op == "const" or (t.args and all(id(a) in constant for a in t.args)):
+                constant.add(id(t))
+        size = math.prod(self.shape)
+        before = {id(t) for t in terms if size and t.op not in _FREE and t.size * SMALLER <= size} | constant
+        tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
+        parts: dict[tuple[int, ...], list[Term]] = {}
+        for t in terms:
+            if id(t) in constant and id(t) in tops and t.op not in ("const", "input"):
+                self._done[id(t)] = self._constant(evaluate([t], [v.array for v in inputs])[0])
+            elif id(t) in before - constant and id(t) in tops:
+                parts.setdefault(t.shape, []).append(t)
+        for several in parts.values():
+            for t, v in zip(several, compute(site, several, inputs, label), strict=True):
+                self._done[id(t)] = self._leaf(v, t.shape)
+        for t in order(results, self._done):
+            if t.op != "input":
+                self._done[id(t)] = self._rewritten(t)
+        self.results = [self._of(r).term for r in results]
+
+    def _of(self, t: Term) -> Recorded:
+        """What takes the place of a term that is an input, or was rewritten before."""
+        if id(t) not in self._done:
+            self._done[id(t)] = self._input(t)
+        return self._done[id(t)]
+
+    def _rewritten(self, t: Term) -> Recorded:
+        if t.op == "reshape" and t.args[0].op == "input":
+            return self._input(t)
+        args = [self._of(a) for a in t.args]
+        if t.op != "reshape":
+            return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
+        source, wide = t.args[0].shape, len(self.shape)
+        same = t.size == 1 or (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
+        self._site.require(same, "a computed value is reshaped")
+        return args[0]
+
+    def _constant(self, array: np.ndarray) -> Recorded:
+        """A constant: a number of the expression, or a leaf."""
+        if array.size == 1:
+            number = array.reshape(())
+            with np.errstate(all="ignore"):
+                if array.dtype.kind == "b" or (abs(number) <= LITERAL and float(number * LITERAL).is_integer()):
+                    return self._trace.constant(number, array.dtype)
+        return self._leaf(self._site.constant(np.ascontiguousarray(array)), array.shape)
+
+    def _input(self, t: Term) -> Recorded:
+        v = self._inputs[t.extra if t.op == "input" else t.args[0].extra]
+        if v.constant and v.size == 1:
+            made = self._constant(v.array)
+            if made.term.op == "const":
+                return made
+        return self._leaf(v if t.shape == v.shape else v.view(t.shape, _steps(v, t.shape)), t.shape)
+
+    def _leaf(self, v: Value, shape: tuple[int, ...]) -> Recorded:
+        v = v.view((), ()) if v.size == 1 else v
+        key = (id(v.buffer), v.offset, v.shape, v.strides, v.dtype)
+        if key not in self._places:
+            self._places[key] = self._trace.input(v.dtype, shape)
+            self.values.append(v)
+        return self._places[key]
+
+
+def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a value in a shape with other axes of 1."""
+    kept = iter([s for d, s in zip(v.shape, v.strides, strict=True) if d != 1])
+    return tuple(next(kept) if d != 1 else v.dtype.itemsize for d in shape)
+
+
+def _emit(
+    site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
+) -> list[Value]:
+    program = Program(leaves.results)
+    layout = _layout(leaves, into)
+    first = program.calls[0].function
+    name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
+    code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
+    site.require(code is not None or engine != "machine", "machine code would not be faster")
+    ys = _outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
+    if code is not None:
+        bind = _framed(code, leaves, ys)
+        site.emit(bind, reads=leaves.values, writes=ys, kernel=f"machine.{name}")
+        return ys
+    values = [stretched(site, v, leaves.shape, layout) for v in leaves.values]
+    dims, steps = collapsed(leaves.shape, layout, [*ys, *values])
+    size = math.prod(leaves.shape)
+    count = min(size, BLOCK) if len(program.calls) > 1 and len(dims) == 1 and size > 2 * BLOCK else size
+    places = [0]
+    for t in program.registers:
+        places.append(places[-1] + -(-count * t.itemsize // 64) * 64)
+    scratch = site.scratch(places[-1]) if places[-1] else None
+
+    def bind_calls() -> Bound:
+        arrays: list[np.ndarray] = []
+        held: dict[Any, np.ndarray] = {}  # NumPy is faster when the object is the same
+        for v, strides in zip([*ys, *values], steps, strict=True):
+            key = (id(v.buffer), v.offset, strides, v.dtype)
+            if key not in held:
+                held[key] = np.ndarray(dims if strides else (), v.dtype, v.buffer.memory, v.offset, strides)
+            arrays.append(held[key])
+        calls: list[Any] = []
+        memory = None if scratch is None else scratch.memory
+        for start in range(0, max(size, 1), count or 1):
+            now, part = arrays, dims
+            if count < size:
+                stop = min(start + count, size)
+                pieces = {id(a): a[start:stop] if a.ndim else a for a in arrays}
+                now, part = [pieces[id(a)] for a in arrays], (stop - start,)
+            registers = [np.ndarray(part, t, memory, p) for t, p in zip(program.registers, places, strict=False)]
+            calls += program.bind(now[len(ys) :], now[: len(ys)], registers)
+        return calls
+
+    site.emit(bind_calls, reads=values, writes=ys, kernel=f"numpy.{name}", scratch=scratch)
+    return ys
+
+
+def _layout(leaves: _Leaves, into: Mapping[int, Value]) -> Sequence[int]:
+    """The order of the axes of the results in memory: that of what they replace, otherwise of the first input of their shape."""
+    orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.shape)
+    return next((o for o in orders if o is not None), range(len(leaves.shape)))
+
+
+# --- machine code
+
+SMALL = 1 << 10
+"""Up to this number of elements one call of NumPy is as fast as machine code."""
+
+WORTH = 1 << 12
+"""The work, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
+
+PARALLEL = 1 << 19
+"""The work from which several threads compute a step."""
+
+CHUNK = 1 << 14
+"""The elements that a thread claims at a time."""
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The machine code of an expression, and how its frame is filled.
+
+    Attributes:
+        function: the function.
+        leaves: the leaves that it reads, in the order of the pointers.
+        sizes: the inner, the outer and the middle size.
+        steps: for each pointer the steps along the outer, the middle and the inner axis.
+        threads: the number of threads.
+        chunk: what a thread claims at a time.
+    """
+
+    function: Compiled
+    leaves: tuple[int, ...]
+    sizes: tuple[int, int, int]
+    steps: tuple[tuple[int, ...], ...]
+    threads: int
+    chunk: int
+
+
+def _machine_code(site: Site, leaves: _Leaves, layout: Sequence[int], calls: int) -> _Code | None:
+    """The machine code for an expression; None if NumPy computes it."""
+    size = math.prod(leaves.shape)
+    if not size or available() or (calls == 1 and size <= SMALL):
+        return None
+    model = [Value(Buffer(0), leaves.shape, strides_of(leaves.shape, r.dtype.itemsize, layout), r.dtype) for r in leaves.results]
+    dims, steps = collapsed(leaves.shape, layout, [*model, *leaves.values])
+    if len(dims) > 3:
+        return None
+    pad = (1,) * (3 - len(dims)) + dims
+    wide = [(0,) * (3 - len(s)) + s for s in steps]
+    count = len(model)
+    classes = tuple(
+        "scalar" if s[2] == 0 else "row" if s[2] == v.dtype.itemsize else "strided"
+        for s, v in zip(wide[count:], leaves.values, strict=True)
+    )
+    work = size * calls
+    found = machine_code(tuple(leaves.results), classes, work < WORTH)
+    if found is None:
+        return None
+    function, used = found
+    threads = site.options.threads if work > PARALLEL else 1
+    rows = pad[0] * pad[1]
+    chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
+    moves = (*(wide[count + i] for i in used), *wide[:count])
+    return _Code(function, used, (pad[2], pad[0], pad[1]), moves, threads, chunk)
+
+
+def _framed(code: _Code, leaves: _Leaves, ys: Sequence[Value]) -> Callable[[], Bound]:
+    """The function that binds a step to the present addresses."""
+    values = [*(leaves.values[i] for i in code.leaves), *ys]
+    region = onednn.parallel_region() if code.threads > 1 else 0
+    numbers = [code.chunk, *code.sizes, *(n for s in code.steps for n in s), *[0] * len(values)]
+    frames = np.array([[0, code.threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
+    start, address = frames.shape[1] - len(values), FrameAddress(frames)
+
+    def bind() -> Bound:
+        frames[:, start:] = [v.address for v in values]
+        return [(code.function.call, (address,))]
+
+    return bind
+
+
+class FrameAddress(int):
+    """The address of a frame, which it keeps.
+
+    Attributes:
+        frames: the frame, and the same one for one thread.
+        threads: the number of threads.
+        single: the address of the one for one thread.
+    """
+
+    frames: np.ndarray
+    threads: int
+    single: int
+
+    def __new__(cls, frames: np.ndarray) -> FrameAddress:
+        made = super().__new__(cls, frames.ctypes.data)
+        made.frames, made.threads, made.single = frames, int(frames[0, 1]), int(frames[1].ctypes.data)
+        return made
+
+
+_KNOWN: dict[Any, Any] = {}
+
+
+def machine_code(results: tuple[Term, ...], classes: tuple[str, ...], only_kept: bool) -> tuple[Compiled, tuple[int, ...]] | None:
+    """The machine code of terms, and the places of the inputs that it reads; None if there is none.
+
+    Args:
+        results: the terms.
+        classes: how each input moves along the inner axis.
+        only_kept: whether nothing is compiled.
+    """
+    key = (_key(results), classes)
+    found = _KNOWN.get(key)
+    if found is None:
+        try:
+            code = emit("k", results, dict(enumerate(classes)))
+            if only_kept and not is_kept(code.text, "k"):
+                return None
+            found = (compiled(code.text, "k"), tuple(t.extra for t in code.inputs))
+        except (NotEmitted, NotCompiled) as reason:
+            found = str(reason)
+        _KNOWN[key] = found
+    return None if isinstance(found, str) else found
+
+
+def _key(results: Sequence[Term]) -> Any:
+    """What two equal expressions have in common."""
+    places: dict[int, int] = {}
+    rows = []
+    for t in order(results):
+        places[id(t)] = len(places)
+        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.char, t.extra))
+    return tuple(rows), tuple(places[id(r)] for r in results)
+
+
+def _outputs(
+    site: Site,
+    leaves: _Leaves,
+    layout: Sequence[int],
+    reusable: Callable[[Value], bool],
+    into: Mapping[int, Value],
+    may_replace: Callable[[int, int], bool],
+) -> list[Value]:
+    """The values of the results: in the memory of an input where that may be.
+
+    A result of one element is always a new value: in place, NumPy takes three times as long.
+    """
+    shape, several = leaves.shape, math.prod(leaves.shape) != 1
+    taken: set[int] = set()
+    ys: list[Value] = []
+
+    def fits(v: Value, k: int, place: int) -> bool:
+        if v.shape != shape or v.dtype != leaves.results[k].dtype or id(v.buffer) in taken:
+            return False
+        return dense(shape, v.strides, v.dtype.itemsize, layout) and _apart(leaves, v, place, may_replace, k)
+
+    for k, r in enumerate(leaves.results):
+        found: Value | None = None
+        if k in into:
+            places = [i for i, v in enumerate(leaves.values) if v.buffer is into[k].buffer]
+            found = into[k] if all(fits(into[k], k, i) for i in places or (-1,)) else None
+        elif several:
+            there = enumerate(leaves.values)
+            found = next((v for i, v in there if fits(v, k, i) and reusable(v)), None)
+        if found is None:
+            ys.append(site.new(shape, r.dtype, layout, FINITE))
+        else:
+            taken.add(id(found.buffer))
+            ys.append(found.view(shape, found.strides))
+    return ys
+
+
+def _apart(leaves: _Leaves, v: Value, place: int, may_replace: Callable[[int, int], bool], k: int) -> bool:
+    """Whether a result may overwrite a leaf: nothing reads that, or another view of its memory, afterwards."""
+    for i, other in enumerate(leaves.values):
+        if other.buffer is v.buffer:
+            same = i == place or (other.offset, other.strides) == (v.offset, v.strides)
+            if not same or not may_replace(k, i):
+                return False
+    return True
+
+
+@general("unary", "broadcasting", on="machine")
+def generated(site: Site, *inputs: Value | None) -> Value:
+    """An elementwise call, and those that follow it, by machine code."""
+    site.require(not available(), available())
+    return _chain(site, inputs, "machine")
+
+
+@general("unary", "broadcasting", on="numpy")
+def expression(site: Site, *inputs: Value | None) -> Value:
+    """An elementwise call, and those that follow it, by NumPy."""
+    return _chain(site, inputs, "numpy")
+
+
+def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
+    operations = [Operation(site.operator, site.attributes, tuple(inputs))]
+    free = {id(v) for place, v in enumerate(inputs) if v is not None and site.reusable(place)}
+    for f in site.followers:
+        if f.place < 0 or any(v is not None and v.dtype not in DTYPES for v in f.inputs):
+            break
+        operands = tuple(len(operations) - 1 if i == f.place else v for i, v in enumerate(f.inputs))
+        operations.append(Operation(versioned("", f.name, f.version), f.attributes, operands))
+        free |= {id(f.inputs[p]) for p in f.reusable}
+    terms, values = _longest(site, operations)
+    site.absorb(len(terms) - 1)
+    label = "+".join([site.name, *(f.name for f in site.followers[: len(terms) - 1])]).lower()
+    (y,) = compute(site, terms[-1:], values, label, lambda v: id(v) in free, engine=engine)
+    return y
+
+
+def _longest(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list[Value]]:
+    """The terms of as many of the calls, from the first, as are elementwise."""
+    for count in range(len(operations), 1, -1):
+        try:
+            return trace(site, operations[:count])
+        except Refused:
+            continue
+    return trace(site, operations[:1])
