@@ -239,6 +239,11 @@ def test_code_lives_as_long_as_its_object(home: Path) -> None:
         compiled(text(i), "f")
     gc.collect()
     assert [value(k) for k in kept] == list(range(40, 60))
+    call, place = kept.pop().call, np.zeros(1, np.int64)
+    gc.collect()
+    assert value(compiled(text(260), "f")) == 260
+    call(place.ctypes.data)  # lives without its object
+    assert place[0] == 59
 
 
 def test_importing_does_not_import_llvmlite() -> None:
