@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.elementwise_frames import run, traced
+
 from singa_backend.elementwise.compile import available
 from singa_backend.elementwise.expression import FUNCTIONS
 from singa_backend.elementwise.functions import BOUNDS, TWO_OVER_PI
-from tests.helpers.elementwise_frames import run, traced
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available())
 

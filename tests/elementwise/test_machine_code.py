@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.elementwise_frames import Call, gomp, run, traced
+
 import singa_backend.operators
 from singa_backend.devices import namespaces
 from singa_backend.elementwise.compile import LEVELS, available, native, target
@@ -20,7 +22,6 @@ from singa_backend.elementwise.machine_code import emit
 from singa_backend.elementwise.primitives import NotEmitted
 from singa_backend.errors import OperatorError
 from singa_backend.ir.declaration import Declaration, declarations
-from tests.helpers.elementwise_frames import Call, gomp, run, traced
 
 pytestmark = [
     pytest.mark.skipif(bool(available()), reason=available()),
@@ -405,7 +406,9 @@ def test_rows_of_special_values() -> None:
     np.testing.assert_allclose(y, expected, rtol=3e-7)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.float32, np.float64, np.bool_], ids=lambda d: d.__name__)
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.int32, np.int64, np.uint8, np.float32, np.float64, np.bool_], ids=lambda d: d.__name__
+)
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "prod", "any"])
 def test_reductions(kind: str, dtype: Any) -> None:
     results = traced(lambda xp, x: getattr(x, kind)(-1), (dtype, (3, 9)))

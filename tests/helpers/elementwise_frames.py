@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from singa_backend.elementwise import compile as machine
 from singa_backend.elementwise.expression import Term, Trace, order
 from singa_backend.elementwise.machine_code import MachineCode, emit

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .expression import Term, order
+from .expression import FUNCTIONS, Term, order
 
 MOST = sys.float_info.max
 """The bound of values that are finite and not otherwise bounded: nothing is assumed to overflow."""
@@ -55,12 +55,15 @@ _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", 
 _MONOTONIC: dict[str, tuple[Callable[[float], float], float, float]] = {
     "exp": (math.exp, -math.inf, math.inf), "expm1": (math.expm1, -math.inf, math.inf), "log": (math.log, 0, math.inf),
     "log1p": (math.log1p, -1, math.inf), "sqrt": (math.sqrt, 0, math.inf), "tanh": (math.tanh, -math.inf, math.inf),
-    "sinh": (math.sinh, -math.inf, math.inf), "asinh": (math.asinh, -math.inf, math.inf), "atan": (math.atan, -math.inf, math.inf),
-    "asin": (math.asin, -1, 1), "acosh": (math.acosh, 1, math.inf), "atanh": (math.atanh, -1, 1),
+    "sinh": (math.sinh, -math.inf, math.inf), "asinh": (math.asinh, -math.inf, math.inf),
+    "atan": (math.atan, -math.inf, math.inf), "asin": (math.asin, -1, 1),
+    "acosh": (math.acosh, 1, math.inf), "atanh": (math.atanh, -1, 1),
 }  # fmt: skip
 """Increasing functions, and where each is defined."""
 
-_POLES = {("log", 0): -math.inf, ("log1p", -1): -math.inf, ("atanh", -1): -math.inf, ("atanh", 1): math.inf}
+_POLES: dict[tuple[str, float], float] = {
+    ("log", 0): -math.inf, ("log1p", -1): -math.inf, ("atanh", -1): -math.inf, ("atanh", 1): math.inf,
+}  # fmt: skip
 
 
 def _bounded(value: float, finite: bool) -> float:
@@ -137,7 +140,8 @@ def _range(t: Term, x: Range, y: Range, args: tuple[Range, ...]) -> Range:
     if op in _MONOTONIC:
         return _monotonic(op, x)
     if op in ("floor", "ceil", "rint", "trunc"):
-        return Range(*(_value(op, np.rint if op == "rint" else getattr(np, op), b) for b in (x.low, x.high)), x.nan)
+        low, high = (float(FUNCTIONS[op](b)) for b in (x.low, x.high))
+        return Range(low, high, x.nan)
     match op:
         case "neg":
             return Range(-x.high, -x.low, x.nan, x.zero)

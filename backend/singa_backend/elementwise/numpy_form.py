@@ -86,9 +86,9 @@ class Program:
             for r in dict.fromkeys(Ref(r.kind, r.place) for r in reads):
                 if r.kind == "reg" and ends[r] == at and r != base:
                     self._release(r)
-        for k, r in enumerate(results):
-            if places[id(r)] != Ref("out", k):
-                self._call(np.copyto, [places[id(r)]], Ref("out", k), "unsafe")
+        for k, result in enumerate(results):
+            if places[id(result)] != Ref("out", k):
+                self._call(np.copyto, [places[id(result)]], Ref("out", k), "unsafe")
         self.last_read: dict[int, int] = {}
         self.first_write: dict[int, int] = {}
         for at, call in enumerate(self.calls):

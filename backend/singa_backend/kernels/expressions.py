@@ -204,14 +204,16 @@ def _range_of(site: Site, v: Value) -> Range:
 def _low(t: Term, known: Mapping[int, Range], inputs: Sequence[Value]) -> int:
     """Which infinities a result without positive ones holds: a sum with finite values keeps a finite one in each row."""
     if t.op == "input":
-        return inputs[t.extra].low
+        place: int = t.extra
+        return inputs[place].low
     if t.op in ("reshape", "expand"):
         return min(_low(t.args[0], known, inputs), LOW)
     if t.op != "add":
         return LOW
     lows = [_low(a, known, inputs) if known[id(a)].has_infinity else ANY for a in t.args]
     kinds = [INFINITE if known[id(a)].has_infinity else FINITE for a in t.args]
-    return sum_finiteness(kinds[0], lows[0], kinds[1], lows[1])[1]
+    _, low = sum_finiteness(kinds[0], lows[0], kinds[1], lows[1])
+    return low
 
 
 class _Leaves:
@@ -385,7 +387,7 @@ class _Code:
     function: Compiled
     leaves: tuple[int, ...]
     sizes: tuple[int, int, int]
-    steps: tuple[tuple[int, int, int], ...]
+    steps: tuple[tuple[int, ...], ...]
     threads: int
     chunk: int
 

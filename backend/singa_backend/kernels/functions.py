@@ -40,9 +40,9 @@ class Row:
 
     def function(self, attributes: Mapping[str, Any], name: str = "") -> Function | None:
         """The function for the attributes of a call; None if oneDNN has none."""
-        given = [attributes[p] if isinstance(p, str) else p for p in self.parameters]
+        alpha, beta = (float(attributes[p] if isinstance(p, str) else p) for p in (*self.parameters, 0.0, 0.0)[:2])
         found = self.name if isinstance(self.name, str) else self.name.get(attributes["approximate"])
-        return None if found is None else (name or found, *given, *(0.0,) * (2 - len(given)))
+        return None if found is None else (name or found, alpha, beta)
 
 
 TABLE: dict[str, Row] = {
