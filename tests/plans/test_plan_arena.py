@@ -163,7 +163,7 @@ def test_one_element_is_not_computed_in_place(op: str, inputs: int, shape: tuple
     values = [f"v{i}" for i in range(7)]
     nodes = [helper.make_node(op, [a, *["w"] * (inputs - 1)], [b]) for a, b in pairwise(values)]
     x = np.ones(shape, np.float32)
-    rep = SingaBackend.prepare(model_of(nodes, {"v0": x}, [values[-1]], {"w": x} if inputs > 1 else {}))
+    rep = SingaBackend.prepare(model_of(nodes, {"v0": x}, [values[-1]], {"w": x} if inputs > 1 else {}), optimize=1)
     rep.run([x])
     assert rep._session._planner is not None
     (plan,) = rep._session._planner.plans.values()

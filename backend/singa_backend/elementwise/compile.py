@@ -27,6 +27,9 @@ import platformdirs
 if TYPE_CHECKING:
     from types import ModuleType
 
+VARIABLE = "SONNX_MACHINE_CODE"
+"""The environment variable that hides llvmlite if it is `off`."""
+
 FORM = 1
 """The form of the files in the cache and of frames."""
 
@@ -119,15 +122,18 @@ def _llvm() -> ModuleType:
     return llvm
 
 
-@cache
 def available() -> str:
-    """Why machine code cannot be made here.
+    """Why machine code is not made here.
 
     Returns:
-        The reason; empty if it can.
+        The reason; empty if it is.
     """
-    if os.environ.get("SONNX_MACHINE_CODE", "").lower() == "off":
-        return "SONNX_MACHINE_CODE is off"
+    return f"{VARIABLE} is off" if os.environ.get(VARIABLE, "").lower() == "off" else _missing()
+
+
+@cache
+def _missing() -> str:
+    """Why machine code cannot be made here."""
     with _LOCK:
         try:
             llvm = _llvm()

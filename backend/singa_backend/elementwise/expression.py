@@ -172,6 +172,11 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         """As of an array."""
         return self.trace.reduce("any", self, axis, keepdims)
 
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Recorded:
+        """As of an array."""
+        made: Recorded = self.sum(axis, keepdims=keepdims) / self.trace.count(self, axis)
+        return made
+
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(name) if name.startswith("__") else NotTraced(f"x.{name}")
 

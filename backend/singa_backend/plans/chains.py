@@ -116,7 +116,8 @@ def _begins(call: ir.Node, drawn: bool) -> bool:
     drawn: whether only a chain of random bits is meant.
     """
     key = (call.domain, call.op_type)
-    return key in table and not has_kernel_only(call) and (not drawn or key == (SINGA_DOMAIN, "Philox"))
+    begins = key in table or is_elementwise(call)
+    return begins and not has_kernel_only(call) and (not drawn or key == (SINGA_DOMAIN, "Philox"))
 
 
 def _reads_result(call: ir.Node, maker: dict[ir.Value | None, int]) -> bool:

@@ -181,7 +181,7 @@ class Plan:
         self.history = tracer.history
         given = {id(e.buffer) for e in tracer.entries if isinstance(e, Value)}
         self.homes = {i: h for i, h in tracer.homes.items() if id(h.buffer) not in given}
-        if earlier is not None and 2 * tracer.repeated < tracer.place:
+        if earlier is not None and tracer.repeated < tracer.opened:
             raise NotOpen
         attached = (*self.first.passed, *self.first.replaced)
         passed = {p.index for p in attached}

@@ -70,7 +70,7 @@ class Opener(Chooser):
         buffers = {v.buffer for s in record.steps for v in s.reads}
         same = all(self._get(i) is e for i, e in record.reads) and self.stale.isdisjoint(buffers) and record.is_steady()
         if same:
-            self.repeated += 1
+            self.repeated += len(item)
             for step in record.steps:
                 for function, arguments in step.bind():
                     function(*arguments)
@@ -82,6 +82,7 @@ class Opener(Chooser):
             self.facts.executions += record.executions
             self.budget.steps(record.executions)
         else:
+            self.opened += len(item)
             self._open(item, record)
         for call in item:
             self._used(call.reads)

@@ -57,7 +57,7 @@ class Updater(Placer):
     def _results(self, calls: Sequence[ir.Node]) -> list[ir.Value]:
         """The results of calls that others read."""
         times = Counter(i for c in calls for i in c.reads)
-        return [o for c in calls for o in c.results if self.uses[o] > times[o]]
+        return [o for c in calls for o in c.results if self.uses[o] > times[o]] or calls[-1].results
 
     def _replaceable(self, calls: Sequence[ir.Node], positions: dict[ir.Value, int]) -> dict[int, Value]:
         """The inputs that results of these calls replace, if only these calls read them from now on; by the result's position."""

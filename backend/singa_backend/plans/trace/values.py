@@ -48,7 +48,8 @@ class TraceValues:
         stale: the buffers of the earlier plan that this one does not write.
         copied: the copies that the present item has made.
         unused: the cells without further uses, which the next step clears.
-        repeated: the number of items that use the steps of the earlier plan.
+        repeated: the number of calls that use the steps of the earlier plan.
+        opened: the number of the other calls.
         place: the position of the next item in the records of the earlier plan.
         updates: the index of the first step that may replace an input; None before it.
         replaced: the inputs that results replace, by the id of their buffer.
@@ -92,7 +93,7 @@ class TraceValues:
         self.stale: set[Buffer] = set()
         self.copied: list[tuple[Value, Any, Value]] = []
         self.unused = Cells()
-        self.repeated = self.place = 0
+        self.repeated = self.opened = self.place = 0
         self.updates: int | None = None
         self.replaced: dict[int, ir.Value] = {}
         self.preferred: set[ir.Value] = set()
