@@ -190,7 +190,7 @@ def _reduced(k: Builder, x: Vector, up: float) -> tuple[Vector, Vector]:
 
 
 def exp(k: Builder, x: Vector, nonpositive: bool = False) -> Vector:
-    """By a step on the exponent of exp(r) while it stays normal, and for x <= 0 in float32 by a scale that keeps it so."""
+    """By a step on the exponent while the result is normal, and for x <= 0 in float32 by a scale that keeps it so."""
     if nonpositive and x.type == "float":
         n, r = _remainder(k, x.bound("gt", -104.0), INTEGER[x.type][2] + 64)
         return polynomial(k, r, (1.0, 1.0, *_EXP[x.type])) * _power(n, x.type) * 2.0**-64
