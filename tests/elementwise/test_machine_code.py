@@ -213,7 +213,7 @@ def frames() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int64, np.float32, np.float64], ids=lambda d: d.__name__)
-@pytest.mark.parametrize("case", frames())
+@pytest.mark.parametrize("case", list(frames()))
 def test_broadcasting(case: Any, dtype: Any) -> None:
     x, y = case(lambda shape: values(dtype, int(np.prod(shape)), len(shape)).reshape(shape))
     results = traced(lambda xp, x, y: [np.add(x, y), np.greater(x, y)], (dtype, x.shape), (dtype, y.shape))
@@ -284,7 +284,7 @@ REFUSED = {("Mod", "float32"), ("Mod", "float64")}
 UNTRACED = {("Pow", "int8"), ("Pow", "int32"), ("Pow", "int64")}
 """Those whose definitions branch on a value."""
 
-LOOSE = {"Mish": 12, "Softplus": 6, "Gelu": 12, "Swish": 8, "Selu": 4, "Celu": 4, "Erf": 8}
+LOOSE = {"Mish": 8, "Gelu": 8}
 """The difference from the definition in units in the last place of the result, 4 if functions are used: both err, and errors
 grow inside of a composition."""
 
