@@ -251,7 +251,7 @@ class _Row:
         wanted = self._needed([*(t.args[0] for t in reduced), *(t for t, _ in stored)], now)
         self._computed([t for t in wanted if kernel.space[id(t)] != "row"], "0", None, now, self.held)  # once for the row
         light = not any(t.op in COSTLY for t in wanted if kernel.space[id(t)] == "row")
-        unroll = (4 if light else 2) if reduced else 2 if light else 1
+        unroll = 4 if reduced else 2 if light else 1
 
         def begun(t: Term) -> str:
             return k.kept(k.vector(NEUTRAL[t.extra[0]](t.args[0].dtype), type_of(t.dtype)))
