@@ -189,18 +189,14 @@ def _reduced(k: Builder, x: Vector, up: float) -> tuple[Vector, Vector]:
     return n, k.fma(r * r, polynomial(k, r, _EXP[x.type]), r)
 
 
-def _scaled(y: Vector, n: Vector) -> Vector:
-    """y 2**n if that is normal: the low bits of n are added to the exponent."""
-    return (y.bits() + n.two(INTEGER[y.type][1], "shl")).to("bitcast", y.type)
-
-
 def exp(k: Builder, x: Vector, nonpositive: bool = False) -> Vector:
     """By a step on the exponent while the result is normal, and for x <= 0 in float32 by a scale that keeps it so."""
     if nonpositive and x.type == "float":
-        n, r = _remainder(k, x.bound("gt", -104.0), 64)
-        return _scaled(polynomial(k, r, (1.0, 1.0, *_EXP[x.type])), n) * 2.0**-64
+        n, r = _remainder(k, x.bound("gt", -104.0), INTEGER[x.type][2] + 64)
+        return polynomial(k, r, (1.0, 1.0, *_EXP[x.type])) * _power(n, x.type) * 2.0**-64
     n, r = _remainder(k, x, 0)
-    result = k.kept(_scaled(polynomial(k, r, (1.0, 1.0, *_EXP[x.type])), n))
+    y = polynomial(k, r, (1.0, 1.0, *_EXP[x.type]))
+    result = k.kept((y.bits() + n.two(INTEGER[x.type][1], "shl")).to("bitcast", x.type))  # not of NaN
     normal = _abs(k, x) < (86.0 if x.type == "float" else 707.0)
     k.if_any(normal ^ -1, lambda: k.put(exp_sum(k, x), result))
     return k.get(result, x.type)
