@@ -453,6 +453,7 @@ def test_an_empty_row_is_neutral() -> None:
         (lambda xp, x: x.sum(), "other axes"),
         (lambda xp, x: x.sum(-1).sum(-1), "other axes"),
         (lambda xp, x: [x.sum(-1), xp.full((4, 9), 1, np.float32)], "does not depend on the rows"),
+        (lambda xp, x: [x + 1, xp.full((3, 4, 9), 2, x.dtype) * x], "several sizes"),
     ],
 )
 def test_other_reductions_are_refused(body: Any, reason: str) -> None:

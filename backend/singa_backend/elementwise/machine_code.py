@@ -137,12 +137,21 @@ class _Kernel:
         self.last = max((self.level[id(t)] for t in (*results, *self.reduced) if self._of_row(t) or t.op == "reduce"), default=0)
         if self.rows and any(self.space[id(r)] == "any" for r in results):
             raise NotEmitted("a result that does not depend on the rows")
+        self._compare_sizes()
         reads = [(a, self.level[id(t)]) for t in self.terms for a in _operands(t)]
         reads += [(r, self.last) for r in results if self._of_row(r)]
         later = {id(a) for a, level in reads if level > self.level[id(a)]}
         self.kept = [t for t in self.terms if id(t) in later & self.heavy and self.space[id(t)] == "row"]
         self.pointers = [*self.inputs, *results, *self.kept]
         self.spot = {id(t): len(self.inputs) + len(results) + i for i, t in enumerate(self.kept)}
+
+    def _compare_sizes(self) -> None:
+        """Refuse results that are not all the rows of the frame, or one element for each of its rows."""
+        inner = self.reduced[0].args[0].shape[-1] if self.rows else 1
+        sizes = {r.size if self._of_row(r) else r.size * inner for r in self.results}
+        sizes |= {max(t.size for t in self.terms if self.space[id(t)] == "row")} if self.rows else set()
+        if len(sizes) > 1:
+            raise NotEmitted("results of several sizes")
 
     def _of_row(self, t: Term) -> bool:
         return self.space[id(t)] != "single"
