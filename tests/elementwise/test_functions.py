@@ -93,6 +93,19 @@ def test_power_is_within_its_bound(dtype: Any) -> None:
     check("pow", dtype, x, y)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exponentials_of_what_is_not_positive(dtype: Any) -> None:
+    """They have a form of their own, for values and signs of all kinds, NaN of all bits included."""
+    x = points("exp", dtype)
+    word = f"u{x.itemsize}"
+    quiet = (bits(dtype, np.random.default_rng(2), 1000).view(word) | np.array(np.nan, dtype).view(word)).view(dtype)
+    x = np.concatenate([x, quiet])
+    (y,) = run(traced(lambda xp, x: np.exp(-np.abs(x)), (dtype, (9,))), [x], [np.empty_like(x)])
+    (z,) = run(traced(lambda xp, x: np.exp(x), (dtype, (9,))), [-np.abs(x)], [np.empty_like(x)])
+    np.testing.assert_array_equal(y, z)
+    assert np.isnan(y[np.isnan(x)]).all()
+
+
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
 def test_large_angles(name: str) -> None:
     """Also the float64 that is nearest to a multiple of pi / 2."""

@@ -1,4 +1,4 @@
-"""Machine code of expressions against NumPy: primitives, casts, definitions, rows, tails, places, threads, bits on other processors."""
+"""Machine code of expressions against NumPy: primitives, casts, definitions, rows, tails, threads, bits on other processors."""
 
 from __future__ import annotations
 
@@ -153,11 +153,11 @@ def test_casts_equal_numpy(dtype: Any) -> None:
         if np.dtype(dtype).kind == "f":  # NumPy's own results of what is out of range depend on its loops, and on the size
             x = np.where(np.abs(x) < 2.0**31 - 256, x, x.dtype.type(-7.5))
             limits = {d: (-1 if np.iinfo(d).min == 0 else np.iinfo(d).min, np.iinfo(d).max) for d in WHOLE}
-        for target, found in zip(targets, computed(results, [x]), strict=True):
+        for new, found in zip(targets, computed(results, [x]), strict=True):
             kept = np.ones(n, bool)
-            if np.dtype(dtype).kind == "f" and target in WHOLE:
-                kept = (np.trunc(x) > limits[target][0]) & (np.trunc(x) < limits[target][1])
-            equal(found[kept], x[kept].astype(target))
+            if np.dtype(dtype).kind == "f" and new in WHOLE:
+                kept = (np.trunc(x) > limits[new][0]) & (np.trunc(x) < limits[new][1])
+            equal(found[kept], x[kept].astype(new))
 
 
 @pytest.mark.parametrize("dtype", REAL)
@@ -213,7 +213,7 @@ def frames() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int64, np.float32, np.float64], ids=lambda d: d.__name__)
-@pytest.mark.parametrize("case", frames())
+@pytest.mark.parametrize("case", list(frames()))
 def test_broadcasting(case: Any, dtype: Any) -> None:
     x, y = case(lambda shape: values(dtype, int(np.prod(shape)), len(shape)).reshape(shape))
     results = traced(lambda xp, x, y: [np.add(x, y), np.greater(x, y)], (dtype, x.shape), (dtype, y.shape))
@@ -284,9 +284,9 @@ REFUSED = {("Mod", "float32"), ("Mod", "float64")}
 UNTRACED = {("Pow", "int8"), ("Pow", "int32"), ("Pow", "int64")}
 """Those whose definitions branch on a value."""
 
-LOOSE = {"Mish": 12, "Softplus": 6, "Gelu": 12, "Swish": 8, "Selu": 4, "Celu": 4, "Erf": 8}
-"""The difference from the definition in units in the last place of the result, 4 if functions are used: both err, and the errors of
-functions inside of a composition grow."""
+LOOSE = {"Mish": 8, "Gelu": 8}
+"""The difference from the definition in units in the last place of the result, 4 if functions are used: both err, and errors
+grow inside of a composition."""
 
 
 def arguments(declaration: Declaration, dtype: Any, n: int) -> list[np.ndarray]:
@@ -355,7 +355,7 @@ def layer_norm(xp: Any, x: Any, scale: Any, bias: Any) -> Any:
 
 
 def rms_norm(xp: Any, x: Any, scale: Any) -> Any:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(1e-5)) * scale
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) / xp.count(x, (1,)) + x.dtype.type(1e-5)) * scale
 
 
 def exact_rows(name: str, x: np.ndarray, *others: np.ndarray) -> np.ndarray:

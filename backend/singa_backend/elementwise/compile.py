@@ -95,16 +95,23 @@ class Machine:
 
 
 class Compiled:
-    """A function in memory, which is freed with this object.
+    """A function in memory.
 
     Attributes:
-        call: calls it with the address of a frame.
+        call: calls it with the address of a frame; the code is freed with it.
         address: of the function.
     """
 
     def __init__(self, tracker: Any, name: str) -> None:
-        self._tracker, self.address = tracker, int(tracker[name])
+        self.address = int(tracker[name])
         self.call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+        weakref.finalize(self.call, _free, tracker).atexit = False  # a __del__ would run before _LIVE forgets the object
+
+
+def _free(tracker: Any) -> None:
+    """Free code; a process that forks has the lock, because llvmlite's own lock is not renewed in the child."""
+    with _LOCK:
+        tracker.close()
 
 
 @cache

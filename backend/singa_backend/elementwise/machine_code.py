@@ -100,18 +100,22 @@ there:
 """
 
 
-def _terms(results: Iterable[Term]) -> list[Term]:
-    """The terms that are computed, operands first; what a size is of is not."""
+def _operands(t: Term) -> tuple[Term, ...]:
+    """What a term is computed from; a size is an input."""
+    return () if t.op == "size" else t.args
+
+
+def _ordered(results: Iterable[Term], operands: Callable[[Term], tuple[Term, ...]]) -> list[Term]:
+    """The terms that are computed, operands first."""
     seen: dict[int, Term] = {}
-
-    def visit(t: Term) -> None:
-        if id(t) not in seen:
-            for a in t.args if t.op != "size" else ():
-                visit(a)
-            seen[id(t)] = t
-
-    for r in results:
-        visit(r)
+    pending = list(results)[::-1]
+    while pending:
+        t = pending[-1]
+        missing = [a for a in operands(t) if id(a) not in seen] if id(t) not in seen else []
+        if missing:
+            pending += missing[::-1]
+        else:
+            seen.setdefault(id(t), pending.pop())
     return list(seen.values())
 
 
@@ -120,7 +124,7 @@ class _Kernel:
 
     def __init__(self, results: tuple[Term, ...], classes: Mapping[int, str]) -> None:
         self.builder, self.results, self.classes = Builder(), results, classes
-        self.terms = _terms(results)
+        self.terms = _ordered(results, _operands)
         recorded = sorted((t for t in self.terms if t.op == "input"), key=lambda t: t.extra)
         self.inputs = (*recorded, *(t for t in self.terms if t.op == "size"))
         self.level: dict[int, int] = {}  # the reductions before a term
@@ -133,7 +137,7 @@ class _Kernel:
         self.last = max((self.level[id(t)] for t in (*results, *self.reduced) if self._of_row(t) or t.op == "reduce"), default=0)
         if self.rows and any(self.space[id(r)] == "any" for r in results):
             raise NotEmitted("a result that does not depend on the rows")
-        reads = [(a, self.level[id(t)]) for t in self.terms if t.op != "size" for a in t.args]
+        reads = [(a, self.level[id(t)]) for t in self.terms for a in _operands(t)]
         reads += [(r, self.last) for r in results if self._of_row(r)]
         later = {id(a) for a, level in reads if level > self.level[id(a)]}
         self.kept = [t for t in self.terms if id(t) in later & self.heavy and self.space[id(t)] == "row"]
@@ -146,7 +150,7 @@ class _Kernel:
     def _know(self, t: Term) -> None:
         if reason := refusal(t):
             raise NotEmitted(reason)
-        args = t.args if t.op != "size" else ()
+        args = _operands(t)
         level = self.level[id(t)] = max((self.level[id(a)] + (a.op == "reduce") for a in args), default=0)
         spaces = {self.space[id(a)] for a in args}
         space = "row" if "row" in spaces else "single" if "single" in spaces else "any"
@@ -239,16 +243,15 @@ class _Row:
                 self._pass(now, reduced, stored)
         for i, t in enumerate(kernel.results):
             if not kernel._of_row(t):
-                k.store_one(self._value(t, "0", None, self.held, kernel.last + 1), self.at[len(kernel.inputs) + i], t.dtype)
+                self._computed(self._needed([t], kernel.last + 1), "0", None, kernel.last + 1, self.held)
+                k.store_one(self.held[id(t)], self.at[len(kernel.inputs) + i], t.dtype)
 
     def _pass(self, now: int, reduced: list[Term], stored: list[tuple[Term, int]]) -> None:
         k, kernel = self.builder, self.kernel
         wanted = self._needed([*(t.args[0] for t in reduced), *(t for t, _ in stored)], now)
-        for t in wanted:  # once for the row
-            if kernel.space[id(t)] != "row":
-                self._value(t, "0", None, self.held, now)
+        self._computed([t for t in wanted if kernel.space[id(t)] != "row"], "0", None, now, self.held)  # once for the row
         light = not any(t.op in COSTLY for t in wanted if kernel.space[id(t)] == "row")
-        unroll = (4 if light else 2) if reduced else 2 if light else 1
+        unroll = 4 if reduced else 2 if light else 1
 
         def begun(t: Term) -> str:
             return k.kept(k.vector(NEUTRAL[t.extra[0]](t.args[0].dtype), type_of(t.dtype)))
@@ -257,15 +260,15 @@ class _Row:
         totals = {id(t): begun(t) for t in reduced}
 
         def body(i: str, u: int, mask: Vector | None) -> None:
-            cache = dict(self.held)
-            values = [self._value(t, i, mask, cache, now) for t, _ in stored]
+            known = dict(self.held)
+            self._computed(wanted, i, mask, now, known)
             for t in reduced:
-                x = self._value(t.args[0], i, mask, cache, now)
+                x = known[id(t.args[0])]
                 x = x.compare("ne", 0) if t.extra[0] == "any" and x.type != "i1" else x
                 x = x if mask is None else x.where(mask, NEUTRAL[t.extra[0]](t.args[0].dtype))
                 self._add(t, places[id(t)][u], x)
-            for (t, j), value in zip(stored, values, strict=True):  # after all loads
-                k.store(value, self._place(j, i), t.dtype, mask)
+            for t, j in stored:  # after all loads
+                k.store(known[id(t)], self._place(j, i), t.dtype, mask)
 
         def block(start: str, size: str) -> None:
             for t in reduced:
@@ -287,48 +290,46 @@ class _Row:
             self.held[id(t)] = self._total(t, k.get(totals[id(t)], type_of(t.dtype)))
 
     def _needed(self, results: list[Term], now: int) -> list[Term]:
-        """What a pass computes or loads."""
-        seen: dict[int, Term] = {}
+        """What a pass computes or loads, operands first."""
 
-        def visit(t: Term) -> None:
-            if id(t) in seen or id(t) in self.held:
-                return
-            stored = id(t) in self.kernel.spot and self.kernel.level[id(t)] < now
-            for a in () if stored or t.op in ("size", "reduce") else t.args:
-                visit(a)
-            if not stored:
-                seen[id(t)] = t
+        def operands(t: Term) -> tuple[Term, ...]:
+            return () if id(t) in self.held or t.op == "reduce" or self._is_stored(t, now) else _operands(t)
 
-        for r in results:
-            visit(r)
-        return list(seen.values())
+        return [t for t in _ordered(results, operands) if id(t) not in self.held]
+
+    def _is_stored(self, t: Term, now: int) -> bool:
+        """Whether a term is in scratch since an earlier pass."""
+        return id(t) in self.kernel.spot and self.kernel.level[id(t)] < now
 
     def _place(self, j: int, i: str) -> str:
         return self.builder.raw(f"getelementptr i{8 * self.kernel.pointers[j].dtype.itemsize}, ptr {self.at[j]}, i64 {i}")
 
-    def _value(self, t: Term, i: str, mask: Vector | None, cache: dict[int, Vector], now: int) -> Vector:
-        """The vector of a term at place i of the row."""
+    def _computed(self, terms: list[Term], i: str, mask: Vector | None, now: int, known: dict[int, Vector]) -> None:
+        """Add the vectors of terms at place i of the row to those that are known."""
         k, kernel = self.builder, self.kernel
-        if id(t) in cache:
-            return cache[id(t)]
-        if t.op in ("input", "size"):
-            j = kernel.inputs.index(t)
-            how = "scalar" if t.op == "size" else kernel.classes[t.extra]
-            if how == "scalar":
-                y = k.scalar(self.at[j], t.dtype)
-            elif how == "row":
-                y = k.load(self._place(j, i), t.dtype, mask)
+        for t in terms:
+            if id(t) in known:
+                continue
+            if t.op in ("input", "size"):
+                y = self._input(t, i, mask)
+            elif t.op == "const":
+                y = k.vector(t.number, type_of(t.dtype))
+            elif self._is_stored(t, now):
+                y = k.load(self._place(kernel.spot[id(t)], i), t.dtype, mask)
             else:
-                last = None if mask is None else k.raw(f"sub i64 {k.raw(f'sub i64 {self.n}, {i}')}, 1")
-                y = k.gather(kernel._moved(self.at[j], i, self.steps[j]), self.steps[j], t.dtype, last)
-        elif t.op == "const":
-            y = k.vector(t.number, type_of(t.dtype))
-        elif id(t) in kernel.spot and kernel.level[id(t)] < now:
-            y = k.load(self._place(kernel.spot[id(t)], i), t.dtype, mask)
-        else:
-            y = lowered(k, t, [self._value(a, i, mask, cache, now) for a in t.args])
-        cache[id(t)] = y
-        return y
+                y = lowered(k, t, [known[id(a)] for a in t.args])
+            known[id(t)] = y
+
+    def _input(self, t: Term, i: str, mask: Vector | None) -> Vector:
+        k, kernel = self.builder, self.kernel
+        j = kernel.inputs.index(t)
+        how = "scalar" if t.op == "size" else kernel.classes[t.extra]
+        if how == "scalar":
+            return k.scalar(self.at[j], t.dtype)
+        if how == "row":
+            return k.load(self._place(j, i), t.dtype, mask)
+        last = None if mask is None else k.raw(f"sub i64 {k.raw(f'sub i64 {self.n}, {i}')}, 1")
+        return k.gather(kernel._moved(self.at[j], i, self.steps[j]), self.steps[j], t.dtype, last)
 
     def _walk(self, start: str, n: str, unroll: int, body: Callable[[str, int, Vector | None], None]) -> None:
         """Run body(place, number in the unrolling, mask) over n elements: unrolled, single vectors, then a masked one."""
