@@ -312,7 +312,7 @@ def test_definitions(dtype: Any) -> None:
         declaration = list(declarations[domain, name].values())[-1]
         options, arrays = OPTIONS.get(name, {}), arguments(declaration, dtype, 1000)
         try:
-            expected = np.asarray(declaration(xp, *arrays, **options))
+            expected = np.asarray((declaration.body if declaration.composes else declaration)(xp, *arrays, **options))
         except (OperatorError, TypeError, ValueError):
             continue  # the operator does not have the dtype
         try:

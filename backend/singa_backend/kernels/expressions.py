@@ -314,6 +314,8 @@ def _emit(
     code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
     site.require(code is not None or engine != "machine", "machine code would not be faster")
     ys = _outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
+    if not math.prod(leaves.shape):
+        return ys
     if code is not None:
         bind = _framed(code, leaves, ys)
         site.emit(bind, reads=leaves.values, writes=ys, kernel=f"machine.{name}")
@@ -337,7 +339,7 @@ def _emit(
             arrays.append(held[key])
         calls: list[Any] = []
         memory = None if scratch is None else scratch.memory
-        for start in range(0, max(size, 1), count or 1):
+        for start in range(0, size, count):
             now, part = arrays, dims
             if count < size:
                 stop = min(start + count, size)

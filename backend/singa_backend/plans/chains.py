@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..elementwise.compile import available
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
 from ..kernels.table import table
@@ -116,7 +117,7 @@ def _begins(call: ir.Node, drawn: bool) -> bool:
     drawn: whether only a chain of random bits is meant.
     """
     key = (call.domain, call.op_type)
-    begins = key in table or is_elementwise(call)
+    begins = key in table or (is_elementwise(call) and not available())
     return begins and not has_kernel_only(call) and (not drawn or key == (SINGA_DOMAIN, "Philox"))
 
 
