@@ -526,3 +526,43 @@ def test_recorded_terms_of_one_element() -> None:
     y = x / trace.count(x, -1)
     code = emit("kernel", [y.term], {0: "row"})
     assert [t.op for t in code.inputs] == ["input", "size"]
+
+
+# Random expressions
+
+
+def random_body(seed: int, xp: Any, *xs: Any) -> list[Any]:
+    """Up to three results of one shape, from arithmetic whose bits are NumPy's; the same for arrays and for recorded ones."""
+    rng, pool = np.random.default_rng(seed), list(xs)
+    one = [np.negative, np.absolute, np.sign, np.floor, np.rint, np.isfinite, np.isnan]
+    two = [np.add, np.subtract, np.multiply, np.less, np.equal, np.greater_equal, np.copysign]
+    for _ in range(int(rng.integers(4, 15))):
+        a, b = (pool[-1 - int(i)] for i in rng.integers(0, min(6, len(pool)), 2))
+        how, which = int(rng.integers(0, 10)), int(rng.integers(0, 7))
+        try:
+            if how < 3:
+                y = one[which](a)
+            elif how < 8:
+                y = two[which](a, b)
+            else:
+                y = xp.where(np.less(a, b), a, b) if how == 8 else a.astype((np.float32, np.float64)[which % 2])
+        except TypeError:
+            continue  # NumPy does not have it for the dtype
+        if y.dtype != np.float16:
+            pool.append(y)
+    whole = [p for p in pool[len(xs) :] if p.shape == xs[0].shape]
+    return whole[-3:] or [np.equal(xs[0], xs[0])]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_expressions(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, outer = int(rng.choice([1, 5, 16, 17, 40, 130])), int(rng.choice([1, 3, 5]))
+    shapes = [(outer, n), *([(outer, n), (n,), (outer, 1), ()][int(i)] for i in rng.integers(0, 4, 3))]
+    dtypes = [(np.float32, np.float64, np.int32, np.uint8, np.int64, np.bool_)[int(i)] for i in rng.integers(0, 6, 4)]
+    arrays = [values(d, int(np.prod(s)), seed + i).reshape(s) for i, (d, s) in enumerate(zip(dtypes, shapes, strict=True))]
+    results = traced(partial(random_body, seed), *((a.dtype, a.shape) for a in arrays))
+    threads, chunk = int(rng.integers(1, 3)), int(rng.choice([1, 16, 1 << 40]))
+    expected = random_body(seed, namespaces.host, *arrays)
+    for y, e in zip(computed(results, arrays, (outer, n), threads=threads, chunk=chunk), expected, strict=True):
+        equal(y, np.asarray(e))
