@@ -245,7 +245,7 @@ class Leaves:
 
     def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: bool = False) -> None:
         """Args: rows: whether something is reduced, so that no part is computed before the others."""
-        self._site, self._inputs = site, inputs
+        self._site, self._inputs, self._rows = site, inputs, rows
         self.shape = results[0].shape
         self.values: list[Value] = []
         self._trace = Trace()
@@ -287,6 +287,7 @@ class Leaves:
             return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
         source, wide = t.args[0].shape, len(self.shape)
         same = t.size == 1 or (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
+        same |= self._rows and t.shape == self.shape == source[:-1]  # the axis that is reduced is not kept
         self._site.require(same, "a computed value is reshaped")
         return args[0]
 

@@ -47,11 +47,12 @@ def along_rows(site: Site, *inputs: Value | None) -> Value:
 
 
 def _emit(site: Site, x: Value, result: Term, inputs: Sequence[Value], label: str, free: bool) -> Value:
-    root = result.args[0] if result.op == "reshape" else result  # of a reduction that keeps no axis
-    leaves = Leaves(site, [root], inputs, label, rows=True)
-    site.require(any(t.op == "reduce" for t in order(leaves.results)), "nothing is reduced")
     n, lead = x.shape[-1], x.shape[:-1]
-    site.require(root.shape in (x.shape, (*lead, 1)), "the rows are broadcast")
+    squeezed = result.shape == lead  # by a reduction that keeps no axis
+    leaves = Leaves(site, [result], inputs, label, rows=True)
+    site.require(any(t.op == "reduce" for t in order(leaves.results)), "nothing is reduced")
+    site.require(result.shape in (x.shape, lead, (*lead, 1)), "the rows are broadcast")
+    site.require(not squeezed or all(v is x or v.size == 1 for v in leaves.values), "the axis is not kept, and others are read")
     terms = order(leaves.results)
     reads = [_padded(v, x.ndim) for v in leaves.values]
     site.require(all(v.shape[-1] in (1, n) for v in reads), "an input has other rows")
@@ -64,15 +65,15 @@ def _emit(site: Site, x: Value, result: Term, inputs: Sequence[Value], label: st
     if found is None:
         site.refuse("there is no machine code")
     function, places, scratch_types = found
-    y = _result(site, x, root, result.shape, free)
-    target = y if root is result else y.view(root.shape, (*y.strides[: len(lead)], y.dtype.itemsize))
+    y = _result(site, x, result, free)
+    target = y.view((*lead, 1), (*y.strides, y.dtype.itemsize)) if squeezed else y
     dims, steps = collapsed(lead, range(len(lead)), [_lead(target), *map(_lead, reads)])
     site.require(len(dims) < 3, "the rows are in no order")
     outer = (1,) * (2 - len(dims)) + dims
     wide = [(0,) * (2 - len(s)) + s for s in steps]
     values = [reads[i] if i >= 0 else _count(site, terms[~i]) for i in places]
     moves = [(*wide[1 + i], inner[i]) if i >= 0 else (0, 0, 0) for i in places]
-    moves.append((*wide[0], 0 if root.shape != x.shape else y.dtype.itemsize))
+    moves.append((*wide[0], y.dtype.itemsize if result.shape == x.shape else 0))
     threads = site.options.threads if work > PARALLEL else 1
     starts, total = [], 0
     for dtype in scratch_types:
@@ -86,15 +87,15 @@ def _emit(site: Site, x: Value, result: Term, inputs: Sequence[Value], label: st
     return y
 
 
-def _result(site: Site, x: Value, root: Term, shape: tuple[int, ...], free: bool) -> Value:
+def _result(site: Site, x: Value, result: Term, free: bool) -> Value:
     """The value of the result: in the place of x, in its order, or in C order."""
-    if root.shape != x.shape:
-        return site.new(shape, root.dtype, finiteness=NAN)
+    if result.shape != x.shape:
+        return site.new(result.shape, result.dtype, finiteness=NAN)
     layout = order_of(x)
     if layout is None or layout[-1] != x.ndim - 1:
         layout = list(range(x.ndim))
-    inside = free and root.dtype == x.dtype and dense(x.shape, x.strides, x.dtype.itemsize, layout)
-    return x.view(x.shape, x.strides) if inside else site.new(x.shape, root.dtype, layout, NAN)
+    inside = free and result.dtype == x.dtype and dense(x.shape, x.strides, x.dtype.itemsize, layout)
+    return x.view(x.shape, x.strides) if inside else site.new(x.shape, result.dtype, layout, NAN)
 
 
 def _padded(v: Value, rank: int) -> Value:
