@@ -30,7 +30,7 @@ def model(nodes: list[NodeProto], outputs: list[str], inputs: dict[str, np.ndarr
     dtype = helper.np_dtype_to_tensor_dtype(inputs["x"].dtype)
     made = [helper.make_tensor_value_info(n, TensorProto.BOOL if n == "t" else dtype, None) for n in outputs]
     graph = helper.make_graph(nodes, "g", takes, made)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
 def normal(*shape: int, dtype: Any = F) -> np.ndarray:
@@ -76,6 +76,25 @@ CASES: dict[str, tuple[list[NodeProto], list[str], dict[str, np.ndarray], int]] 
         [node("Sigmoid", ["x"], ["a"]), node("Mul", ["a", "x"], ["b"]), node("Abs", ["b"], ["c"]), node("Sub", ["c", "x"], ["d"]),
          node("Clip", ["d", "low", "high"], ["z"])],
         ["z"], {"x": 3 * normal(4, 5), "low": np.array(-0.5, F), "high": np.array(1.5, F)}, 1),
+    "functions with attributes": (
+        [node("Add", ["x", "y"], ["a"]), node("Gelu", ["a"], ["b"]), node("Elu", ["b"], ["c"]), node("LeakyRelu", ["c"], ["d"]),
+         node("Gelu", ["d"], ["e"], approximate="tanh"), node("Add", ["e", "x"], ["z"])],
+        ["z"], {"x": np.append(normal(4, 4), F([[1e-40, -1e-40, 30, -100]]), 0), "y": F([0, 0.1, -0.1, 0])}, 1),
+    "a mask of integers": (
+        [node("Cast", ["m"], ["f"], to=1), node("Sub", ["one", "f"], ["a"]), node("Mul", ["a", "low"], ["b"]),
+         node("Add", ["x", "b"], ["z"])],
+        ["z"], {"x": normal(4, 5), "m": RNG.integers(0, 2, (1, 5)), "one": np.array(1, F), "low": np.array(-1e4, F)}, 1),
+    "logic": (
+        [node("Equal", ["m", "k"], ["a"]), node("LessOrEqual", ["x", "y"], ["b"]), node("Not", ["b"], ["c"]),
+         node("Or", ["a", "c"], ["t"]), node("Where", ["t", "x", "y"], ["z"])],
+        ["t", "z"], {"x": normal(4, 5), "y": normal(4, 5), "m": RNG.integers(0, 2, 5), "k": np.array(1)}, 1),
+    "integers": (
+        [node("Add", ["x", "y"], ["a"]), node("Mul", ["a", "x"], ["b"]), node("Sub", ["b", "y"], ["z"])],
+        ["z"], {"x": RNG.integers(-(2**62), 2**62, (4, 5)), "y": np.arange(5)}, 1),
+    "two dtypes": (
+        [node("Mul", ["x", "x"], ["a"]), node("Cast", ["a"], ["d"], to=11), node("Exp", ["d"], ["e"]),
+         node("Cast", ["e"], ["f"], to=1), node("Sub", ["f", "x"], ["z"])],
+        ["z"], {"x": normal(4, 5)}, 1),
     "no elements": (
         [node("Add", ["x", "y"], ["a"]), node("Relu", ["a"], ["z"])], ["z"], {"x": normal(0, 5), "y": normal(5)}, 0),
 }  # fmt: skip
@@ -133,11 +152,11 @@ def test_infinities_nan_and_subnormal_numbers_are_those_of_single_nodes() -> Non
 
 
 def test_what_is_not_joined() -> None:
-    """Integers, and types that differ, are computed node by node, with their errors."""
+    """Narrow floats, and shapes that do not fit, are computed node by node, with their errors."""
     nodes = [node("Add", ["x", "y"], ["a"], name="first"), node("Mul", ["a", "x"], ["z"], name="second")]
-    whole = np.arange(5)
-    rep = SingaBackend.prepare(model(nodes, ["z"], {"x": whole, "y": whole}), "CUDA")
-    np.testing.assert_array_equal(rep.run({"x": whole, "y": whole})[0], 2 * whole * whole)
+    narrow = np.arange(5).astype(np.float16)
+    rep = SingaBackend.prepare(model(nodes, ["z"], {"x": narrow, "y": narrow}), "CUDA")
+    np.testing.assert_array_equal(rep.run({"x": narrow, "y": narrow})[0], 2 * narrow * narrow)
     x, y = normal(4, 5), normal(4)
     with pytest.raises(OperatorError, match="broadcast") as caught:
         SingaBackend.prepare(model(nodes, ["z"], {"x": x, "y": y}), "CUDA").run({"x": x, "y": y})
@@ -216,6 +235,15 @@ def test_results_that_a_node_reads_are_not_gathered() -> None:
     nodes, outputs, inputs = updates({"0": (4, 4), "1": (4, 4)})
     graph = SingaBackend.prepare(model([*nodes, node("MatMul", ["n0", "n1"], ["z"])], [*outputs, "z"], inputs)).graph
     assert not any(isinstance(n, Alike) for n in gather(join(run_order(graph))).nodes)
+
+
+def test_nodes_with_other_attributes_are_not_gathered() -> None:
+    inputs = {"x": normal(4), "y": normal(4)}
+    for alphas, kinds in (((0.1, 0.1), [Alike]), ((0.1, 0.2), [Joined, Joined])):
+        nodes = [node("Mul", [i, i], [f"a{i}"]) for i in "xy"]
+        nodes += [node("LeakyRelu", [f"a{i}"], [f"z{i}"], alpha=alpha) for i, alpha in zip("xy", alphas, strict=True)]
+        graph = SingaBackend.prepare(model(nodes, ["zx", "zy"], inputs)).graph
+        assert [type(n) for n in gather(join(run_order(graph))).nodes] == kinds
 
 
 def test_updates_of_two_dtypes_are_computed_one_after_the_other() -> None:

@@ -17,6 +17,13 @@ Axes = tuple[int, ...]
 _ROUNDED = ("--fmad=false",)
 """The options of kernels whose every operation is rounded: those of joined nodes then have the bits of single ones."""
 
+_NAN = """
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+"""
+"""As CuPy's functions have it: NVRTC does not define it."""
+
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -208,4 +215,4 @@ def elementwise(cp: Any, takes: str, results: str, text: str) -> Any:
         results: those of the results.
         text: assigns the results.
     """
-    return cp.ElementwiseKernel(takes, results, text, "sonnx_joined", options=_ROUNDED)
+    return cp.ElementwiseKernel(takes, results, text, "sonnx_joined", options=_ROUNDED, preamble=_NAN)

@@ -8,6 +8,7 @@ NumPy's functions find a `Recorded` array by `__array_ufunc__`, so a definition 
 recorded as it is.  Equal terms are one term.  The primitives are NumPy's functions, with their rounding, and:
 
     input  const  cast  bits (a view as another dtype)  where  reshape, expand (axes of 1 only)  poly  reduce  size
+    erf  erfc  clip (of a trace for a device, which has these functions; otherwise their definitions are traced)
 
 A size is a term, never a constant, so that one kernel serves all sizes.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -202,13 +204,18 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
 class Trace:
     """The terms of an expression.
 
+    Args:
+        device: whether the expression is for CUDA, whose bits it must keep: erf, erfc and clip are functions of the device, of
+            which the definitions have other bits, and x * 1 is not x: it makes a subnormal float32 zero.
+
     Attributes:
         xp: the namespace for definitions.
         checks: the terms that must be false everywhere, each with a function that returns the error.
         inputs: the terms of the inputs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: bool = False) -> None:
+        self.device = device
         self.checks: list[tuple[Term, Callable[[], OperatorError]]] = []
         self.inputs: list[Term] = []
         self.xp = Recorder(self)
@@ -250,7 +257,7 @@ class Trace:
         if t.shape == () and t.op in FUNCTIONS and all(a.op == "const" for a in t.args):
             with np.errstate(all="ignore"):
                 return self.constant(FUNCTIONS[t.op](*(a.number for a in t.args)), t.dtype).term
-        if len(t.args) == 2 and last.op == "const" and (first.shape, first.dtype) == (t.shape, t.dtype):
+        if len(t.args) == 2 and last.op == "const" and not self.device and (first.shape, first.dtype) == (t.shape, t.dtype):
             n = last.number
             if (t.op in ("mul", "div", "pow") and n == 1) or (t.op == "sub" and n == 0 and not np.signbit(n)):
                 return first
@@ -329,9 +336,24 @@ class Recorder(Namespace):
         args = [self.trace.operand(v, d) for v, d in ((condition, np.dtype(bool)), (x, dtype), (y, dtype))]
         return self.trace.term("where", args, dtype, _broadcast(condition, x, y))
 
+    def erf(self, x: Recorded) -> Any:
+        return self._function("erf", x) if self.trace.device else super().erf(x)
+
+    def erfc(self, x: Recorded) -> Any:
+        return self._function("erfc", x) if self.trace.device else super().erfc(x)
+
     def clip(self, x: Any, low: Any, high: Any) -> Any:
+        if self.trace.device and low is not None and high is not None:
+            return self._function("clip", x, low, high)
         raised = x if low is None else np.maximum(x, low)
         return raised if high is None else np.minimum(raised, high)
+
+    def _function(self, name: str, x: Recorded, *others: Any) -> Recorded:
+        """A function of the device, of floats of one dtype and numbers."""
+        alike = x.dtype.kind == "f" and all(isinstance(v, (int, float)) or v.dtype == x.dtype for v in others)
+        if not alike:
+            raise NotTraced(f"{name} of several dtypes, or of {x.dtype}")
+        return self.trace.term(name, [self.trace.operand(v, x.dtype) for v in (x, *others)], x.dtype, _broadcast(x, *others))
 
     def asarray(self, x: Any, dtype: DTypeLike | None = None) -> Recorded:
         if isinstance(x, Recorded):
@@ -392,13 +414,15 @@ class Recorder(Namespace):
         raise NotTraced("xp.scatter")
 
 
-def order(results: Iterable[Term], known: Container[int] = ()) -> list[Term]:
+def order(
+    results: Iterable[Term], known: Container[int] = (), operands: Callable[[Term], tuple[Term, ...]] = attrgetter("args")
+) -> list[Term]:
     """The terms on which results depend, operands first, without those whose ids are known."""
     seen: dict[int, Term] = {}
     pending = [r for r in results if id(r) not in known][::-1]
     while pending:
         t = pending[-1]
-        missing = [a for a in t.args if id(a) not in seen and id(a) not in known] if id(t) not in seen else []
+        missing = [a for a in operands(t) if id(a) not in seen and id(a) not in known] if id(t) not in seen else []
         if missing:
             pending += missing[::-1]
         else:

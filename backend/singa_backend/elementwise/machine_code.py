@@ -18,14 +18,14 @@ the place of an input of elements of its size; with one thread, of an input of l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .builder import LANES, METADATA, Builder, Vector, type_of
-from .expression import Term
+from .expression import Term, order
 from .functions import COSTLY
 from .primitives import NEUTRAL, NotEmitted, combined, lowered, refusal
 
@@ -105,26 +105,12 @@ def _operands(t: Term) -> tuple[Term, ...]:
     return () if t.op == "size" else t.args
 
 
-def _ordered(results: Iterable[Term], operands: Callable[[Term], tuple[Term, ...]]) -> list[Term]:
-    """The terms that are computed, operands first."""
-    seen: dict[int, Term] = {}
-    pending = list(results)[::-1]
-    while pending:
-        t = pending[-1]
-        missing = [a for a in operands(t) if id(a) not in seen] if id(t) not in seen else []
-        if missing:
-            pending += missing[::-1]
-        else:
-            seen.setdefault(id(t), pending.pop())
-    return list(seen.values())
-
-
 class _Kernel:
     """The body of a function: what is known of the terms, and the text."""
 
     def __init__(self, results: tuple[Term, ...], classes: Mapping[int, str]) -> None:
         self.builder, self.results, self.classes = Builder(), results, classes
-        self.terms = _ordered(results, _operands)
+        self.terms = order(results, operands=_operands)
         recorded = sorted((t for t in self.terms if t.op == "input"), key=lambda t: t.extra)
         self.inputs = (*recorded, *(t for t in self.terms if t.op == "size"))
         self.level: dict[int, int] = {}  # the reductions before a term
@@ -304,7 +290,7 @@ class _Row:
         def operands(t: Term) -> tuple[Term, ...]:
             return () if id(t) in self.held or t.op == "reduce" or self._is_stored(t, now) else _operands(t)
 
-        return [t for t in _ordered(results, operands) if id(t) not in self.held]
+        return [t for t in order(results, operands=operands) if id(t) not in self.held]
 
     def _is_stored(self, t: Term, now: int) -> bool:
         """Whether a term is in scratch since an earlier pass."""

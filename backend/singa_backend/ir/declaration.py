@@ -57,8 +57,8 @@ Facts of the operator that other modules use are `traits` (see TRAITS) and `sett
     @operator("Dropout", 12, 13, 22, traits=("random_in_training",), settings=("ratio",))
 
 `weights` names the inputs that may be trained, `caches` those that hold a past to which the call appends, `meaning_since` is the
-first version that means what the newest does, `symbol` is the sign between two inputs, `element` is what a kernel of a device
-computes for one element.  All of these are declared with the newest version.
+first version that means what the newest does, `symbol` is the sign between two inputs.  All of these are declared with the newest
+version.
 `has_trait` reads the traits of the newest declaration; tests/operators/test_declarations.py checks them against the schema.
 """
 
@@ -191,7 +191,6 @@ class Declaration:
     meaning_since: int = 1
     symbol: str = ""
     absent: dict[str, Any] = field(default_factory=dict)
-    element: str = ""
     gradient_rule: OperatorRule | None = None
     decomposition_rule: OperatorRule | None = None
     flops_rule: FlopsRule | None = None
@@ -494,7 +493,6 @@ def operator(
     meaning_since: int = 1,
     symbol: str = "",
     absent: dict[str, Any] | None = None,
-    element: str = "",
     by_body: Callable[[Declaration, Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the computation of an operator in these schema versions, each of which is listed.
@@ -514,8 +512,6 @@ def operator(
         meaning_since: the first version with the present meaning, if older ones have another; declared with the newest version.
         symbol: the sign between two inputs in messages; declared with the newest version.
         absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
-        element: an expression in CUDA C++ for one element of the result, with the bits of CuPy's kernel of the same name: {0} and
-            {1} are elements of the inputs, T is their type, float or double; declared with the newest version.
         by_body: returns the computation on arrays of an operator that a composition declares: a function of `op`.
 
     Raises:
@@ -528,7 +524,7 @@ def operator(
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
         one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
-        marks = frozenset(traits), frozenset(settings), weights or {}, caches or {}, meaning_since, symbol, absent or {}, element
+        marks = frozenset(traits), frozenset(settings), weights or {}, caches or {}, meaning_since, symbol, absent or {}
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         if by_body is not None and next(iter(inspect.signature(plain).parameters), "") == "op":
             declaration.composes, declaration.decomposition_rule = True, OperatorRule(plain)

@@ -9,27 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..elementwise import facts
 from ..elementwise.compile import Compiled, NotCompiled, available, compiled, is_kept
-from ..elementwise.expression import NotTraced, Recorded, Term, Trace, order
+from ..elementwise.expression import Recorded, Term, Trace, order
 from ..elementwise.facts import Range
 from ..elementwise.machine_code import emit
 from ..elementwise.numpy_form import Program, evaluate
 from ..elementwise.primitives import NotEmitted
-from ..errors import OperatorError
+from ..elementwise.trace import DTYPES, Kind, substituted, traced
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
 from . import onednn
 from .elementwise import BLOCK, collapsed, finiteness_of, order_of, stretched
 from .table import Refused, Site, general
 from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, address_of, dense, strides_of, sum_finiteness
-
-DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
-"""The dtypes of inputs and results."""
 
 LITERAL = 64.0
 """A constant of one element is a part of the expression if it is a multiple of 1 / LITERAL up to LITERAL, otherwise an input: the
@@ -60,53 +56,6 @@ class Operation:
     operands: tuple[Value | int | None, ...]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a trace knows of an input: its dtype and shape, and the bytes of one that is read on the host."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    content: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Traced:
-    """An expression of calls, without their values.
-
-    Attributes:
-        results: the term of each call.
-        checks: what must be false everywhere, for the definitions to accept the inputs.
-    """
-
-    results: tuple[Term, ...]
-    checks: tuple[Term, ...]
-
-
-@lru_cache(maxsize=4096)
-def _call(operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[Kind | None, ...]) -> Traced | str:
-    """The expression of one call for inputs of these dtypes and shapes; the reason if it has none."""
-    trace = Trace()
-    inputs: list[Any] = []
-    for k in kinds:
-        if k is not None and k.content is not None:
-            inputs.append(np.frombuffer(k.content, k.dtype).reshape(k.shape))
-        else:
-            inputs.append(None if k is None else trace.input(k.dtype, k.shape))
-    return _recorded(trace, operator, inputs, dict(attributes))
-
-
-def _recorded(trace: Trace, operator: VersionedOperator, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Traced | str:
-    try:
-        (y,) = operator.run(trace.xp, inputs, dict(attributes), (True,))
-    except NotTraced as cause:
-        return f"{operator.declaration.name} is not elementwise: {cause}"
-    except (OperatorError, ValueError, TypeError) as error:
-        return f"the call is not valid: {error}"
-    if not isinstance(y, Recorded):
-        return "the result is a constant"
-    return Traced((y.term,), tuple(bad for bad, _ in trace.checks))
-
-
 def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list[Value]]:
     """The terms of the results of calls, and the values of the inputs; refuses calls that are not elementwise."""
     whole = Trace()
@@ -129,10 +78,7 @@ def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list
                 operand = None if v is None else made[v]
             operands.append(operand)
             kinds.append(None if operand is None else Kind(operand.dtype, operand.shape))
-        try:
-            found = _call(one.operator, tuple(sorted(one.attributes.items())), tuple(kinds))
-        except TypeError:  # an attribute that is no key
-            found = _call.__wrapped__(one.operator, tuple(one.attributes.items()), tuple(kinds))
+        found = traced(one.operator, one.attributes, tuple(kinds))
         if isinstance(found, str):
             site.refuse(found)
         values = [v for v, _ in inputs.values()]
@@ -145,16 +91,6 @@ def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list
             site.require(not evaluate([bad.term], arrays)[0].any(), "the definition refuses a value")
         made.append(y)
     return [y.term for y in made], [v for v, _ in inputs.values()]
-
-
-def substituted(whole: Trace, results: Sequence[Term], operands: Sequence[Recorded]) -> list[Recorded]:
-    """Terms of another trace, with these operands in the places of its inputs."""
-    places: dict[int, Recorded] = {}
-    for t in order(results):
-        operand = operands[t.extra] if t.op == "input" else None
-        args = [places[id(a)] for a in t.args]
-        places[id(t)] = whole.term(t.op, args, t.dtype, t.shape, t.extra) if operand is None else operand
-    return [places[id(r)] for r in results]
 
 
 def compute(

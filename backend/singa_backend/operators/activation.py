@@ -112,8 +112,7 @@ def hardmax_1_decomposition(op: Op, x: V, axis: int) -> V:
 # --- piecewise linear -------------------------------------------------------------------------------------------------
 
 
-@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"),
-          element="isnan({0}) ? {0} : max({0}, T(0))")  # fmt: skip
+@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"))
 def relu(xp: Xp, x: Array) -> Array:
     return xp.maximum(x, 0)
 
@@ -293,8 +292,7 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
 # --- smooth: in forms without overflow of exponentials and without cancellation -----------------------------------------
 
 
-@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"),
-          element="({0} < T(0) ? T(exp(-T(fabs({0})))) : T(1)) / (T(1) + T(exp(-T(fabs({0})))))")  # fmt: skip
+@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def sigmoid(xp: Xp, x: Array) -> Array:
     """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x))."""
     e = xp.exp(-xp.abs(x))

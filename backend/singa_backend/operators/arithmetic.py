@@ -16,8 +16,7 @@ from ._common import aligned, legacy, same_shapes
 from ._shapes import computed
 
 
-@operator("Add", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="+",
-          element="{0} + {1}")  # fmt: skip
+@operator("Add", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="+")
 def add(xp: Xp, a: Array, b: Array) -> Array:
     return a + b
 
@@ -40,8 +39,7 @@ def add_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Add(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Sub", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="-",
-          element="{0} - {1}")  # fmt: skip
+@operator("Sub", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="-")
 def sub(xp: Xp, a: Array, b: Array) -> Array:
     return a - b
 
@@ -64,8 +62,7 @@ def sub_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Sub(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Mul", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="*",
-          element="{0} * {1}")  # fmt: skip
+@operator("Mul", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="*")
 def mul(xp: Xp, a: Array, b: Array) -> Array:
     return a * b
 
@@ -91,7 +88,7 @@ def mul_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
 # --- division ---------------------------------------------------------------------------------------------------------
 
 
-@operator("Div", 7, 13, 14, traits=("broadcasting", "epilogue", "arithmetic"), meaning_since=7, symbol="/", element="{0} / {1}")
+@operator("Div", 7, 13, 14, traits=("broadcasting", "epilogue", "arithmetic"), meaning_since=7, symbol="/")
 def div(xp: Xp, a: Array, b: Array) -> Array:
     """Integers truncate: -7 / 2 is -3."""
     if a.dtype.kind == "f":
@@ -217,7 +214,7 @@ def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
 # --- of one input -----------------------------------------------------------------------------------------------------
 
 
-@operator("Neg", 1, 6, 13, traits=("unary", "cannot_fail", "involution", "finite", "keeps_finite", "epilogue"), element="-{0}")
+@operator("Neg", 1, 6, 13, traits=("unary", "cannot_fail", "involution", "finite", "keeps_finite", "epilogue"))
 def neg(xp: Xp, x: Array) -> Array:
     return -x
 
@@ -227,8 +224,7 @@ def neg_gradient(op: Op, dy: V) -> V:
     return op.Neg(dy)
 
 
-@operator("Abs", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"),
-          element="T(fabs({0}))")  # fmt: skip
+@operator("Abs", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"))
 def abs_(xp: Xp, x: Array) -> Array:
     return xp.abs(x)
 
@@ -347,11 +343,7 @@ def min_1_decomposition(op: Op, xs: list[V]) -> V:
 # --- clipping ---------------------------------------------------------------------------------------------------------
 
 
-_RAISED = "({0} >= {1} || {0} != {0} ? {0} : {1})"
-
-
-@operator("Clip", 11, 12, 13, traits=("unary", "finite", "keeps_finite", "epilogue"),
-          element=f"{_RAISED} <= {{2}} || {_RAISED} != {_RAISED} ? {_RAISED} : {{2}}")  # fmt: skip
+@operator("Clip", 11, 12, 13, traits=("unary", "finite", "keeps_finite", "epilogue"))
 def clip(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
     """Compute Min(high, Max(x, low)): if low > high, the result is high everywhere.  An absent bound has no effect."""
     for name, bound in (("min", low), ("max", high)):

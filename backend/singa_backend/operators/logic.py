@@ -79,7 +79,7 @@ def equal_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) 
     return op.Equal(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Greater", 7, 9, 13, traits=("broadcasting",), meaning_since=7, element="{0} > {1}")
+@operator("Greater", 7, 9, 13, traits=("broadcasting",), meaning_since=7)
 def greater(xp: Xp, a: Array, b: Array) -> Array:
     return a > b
 
@@ -94,7 +94,7 @@ def greater_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int
     return op.Greater(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Less", 7, 9, 13, traits=("broadcasting",), meaning_since=7, element="{0} < {1}")
+@operator("Less", 7, 9, 13, traits=("broadcasting",), meaning_since=7)
 def less(xp: Xp, a: Array, b: Array) -> Array:
     return a < b
 
@@ -159,7 +159,7 @@ def bitwise_not(xp: Xp, x: Array) -> Array:
     return ~x
 
 
-@operator("Where", 9, 16, traits=("broadcasting", "finite", "keeps_finite", "moves"), element="{0} ? {1} : {2}")
+@operator("Where", 9, 16, traits=("broadcasting", "finite", "keeps_finite", "moves"))
 def where(xp: Xp, condition: Array, x: Array, y: Array) -> Array:
     return xp.where(condition, x, y)
 

@@ -37,7 +37,7 @@ def round_(xp: Xp, x: Array) -> Array:
 round_.no_gradient("zero")
 
 
-@operator("Sqrt", 1, 6, 13, traits=("unary", "cannot_fail", "epilogue"), element="T(sqrt({0}))")
+@operator("Sqrt", 1, 6, 13, traits=("unary", "cannot_fail", "epilogue"))
 def sqrt(xp: Xp, x: Array) -> Array:
     return xp.sqrt(x)
 
@@ -47,7 +47,7 @@ def sqrt_gradient(op: Op, dy: V, y: V) -> V:
     return op.Div(dy, op.Add(y, y))
 
 
-@operator("Exp", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"), element="T(exp({0}))")
+@operator("Exp", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def exp(xp: Xp, x: Array) -> Array:
     return xp.exp(x)
 
@@ -67,7 +67,7 @@ def log_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, x)
 
 
-@operator("Reciprocal", 1, 6, 13, traits=("unary", "cannot_fail"), element="T(1) / {0}")
+@operator("Reciprocal", 1, 6, 13, traits=("unary", "cannot_fail"))
 def reciprocal(xp: Xp, x: Array) -> Array:
     return 1 / x
 
@@ -157,7 +157,7 @@ def cosh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sinh(x))
 
 
-@operator("Tanh", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"), element="T(tanh({0}))")
+@operator("Tanh", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def tanh(xp: Xp, x: Array) -> Array:
     return xp.tanh(x)
 
@@ -197,7 +197,7 @@ def atanh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sub(1, op.Mul(x, x)))
 
 
-@operator("Erf", 9, 13, traits=("unary", "cannot_fail", "finite"), element="T(erf({0}))")
+@operator("Erf", 9, 13, traits=("unary", "cannot_fail", "finite"))
 def erf(xp: Xp, x: Array) -> Array:
     """Compute erf. For integers (opset 9 to 12) it is truncated to 0, or to 1 or -1 for |x| >= 6."""
     return xp.erf(x) if x.dtype.kind == "f" else xp.erf(x.astype(np.float64)).astype(x.dtype)

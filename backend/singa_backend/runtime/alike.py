@@ -85,7 +85,7 @@ def gather(program: RunOrder) -> RunOrder:
 def _form(node: Joined) -> Any:
     """What a joined node computes, with its values numbered in their order."""
     number = {s: i for i, s in enumerate((*node.input_slots, *(n.output_slots[0] for n in node.members)))}
-    members = tuple((n.op_type, *(number[s] for s in n.input_slots)) for n in node.members)
+    members = tuple((n.op_type, str(n.attributes), *(number[s] for s in n.input_slots)) for n in node.members)
     return members, tuple(number[s] for s in node.output_slots)
 
 
@@ -107,7 +107,7 @@ class AlikePrograms(JoinedPrograms):
         calls: list[_AlikeCall] = []
         for part, values in zip(node.parts, node.divided(inputs), strict=True):
             single = self.single(part, values, known, visit)
-            if single is None or not single[0].is_plain:
+            if single is None or single[0].dtype is None:
                 return None
             call = _AlikeCall(*single, [self._xp.isarray(v) for v in single[1]])
             if not call.fits or (calls and (call.step.text, call.dtype) != (calls[0].step.text, calls[0].dtype)):

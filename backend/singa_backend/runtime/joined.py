@@ -1,6 +1,7 @@
 """Elementwise nodes in a row, which a device computes by one kernel: the values between them are in registers only.
 
 `join` replaces such nodes of a graph by one `Joined` node, whatever their shapes: those of a run decide.
+What a node computes is the expression that its definition leaves when it is traced (see `elementwise`).
 `JoinedPrograms.compute` returns None for inputs of other types, or values that are on the host; the nodes are then computed as
 they are.  The results have the bits of the single nodes, whose rounding they keep.
 """
@@ -8,7 +9,7 @@ they are.  The results have the bits of the single nodes, whose rounding they ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,14 @@ import numpy as np
 
 from .. import limits
 from ..devices.device import Device
+from ..elementwise.cuda_form import CudaForm, NotWritten, cuda_form
+from ..elementwise.expression import Recorded, Term, Trace
+from ..elementwise.trace import DTYPES, Kind, substituted, traced
 from ..errors import SonnxError
-from ..ir.declaration import newest_declaration
+from ..ir.declaration import has_trait
 from ..ir.graph import Node, Value
 from ..ir.run_order import RunOrder
+from ..ir.versioned import VersionedOperator
 
 _NODES, _INPUTS = 32, 24
 """The maximum numbers of nodes and inputs of a joined node."""
@@ -30,34 +35,60 @@ _KEPT = 4096
 _ABSENT: Any = object()
 """In place of a program that was not looked for yet."""
 
+_PROBES = tuple((f"tensor({name})", np.dtype(kind)) for name, kind in (("float", "f"), ("bool", "?"), ("int64", "q")))
+"""The dtypes with which it is decided whether nodes are joined."""
+
 _LARGE = 1 << 16
 """Results of at most this many elements are not checked against the limits before they are computed."""
 
-_BOOL = np.dtype(np.bool_)
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_TRAITS = ("unary", "broadcasting", "norm")
+"""The traits of operators that may be elementwise; a norm is if its statistics are given."""
 
-_NORMALIZED = "({0} - {3}) * ({1} / T(sqrt({4} + T({epsilon})))) + {2}"
-"""BatchNormalization with given statistics, as fused.py computes it; the operators of one element declare their expression."""
-
-_TESTS = frozenset({"Greater", "Less"})
+_FREE = frozenset(["input", "const", "reshape", "expand"])
+"""Terms that compute nothing: a view costs no kernel."""
 
 
-def _expression(node: Node) -> str | None:
-    """The expression of a node; None if it is not elementwise, or of an old version."""
+def _traced(node: Node, kinds: tuple[Kind, ...]) -> Term | None:
+    """The expression of a node for inputs of these dtypes and shapes; None if no kernel computes it."""
+    assert node.operator is not None
+    found = traced(node.operator, node.attributes, kinds, device=True)
+    if isinstance(found, str) or found.checks:
+        return None
+    try:
+        cuda_form(found.results)
+    except NotWritten:
+        return None
+    return found.results[0]
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether a kernel computes a node for the first dtype that its operator takes, and there is something to compute."""
     operator = node.operator
-    if operator is None or node.domain not in ("", "ai.onnx") or not operator.is_modern:
-        return None
-    if min(node.input_slots, default=-1) < 0 or len(node.output_slots) != 1 or node.output_slots[0] < 0:
-        return None
-    if node.op_type == "BatchNormalization":
-        if operator.version < 9 or node.attributes.get("training_mode"):
-            return None
-        epsilon = float(node.attributes.get("epsilon", 1e-5))
-        return _NORMALIZED.replace("{epsilon}", repr(epsilon)) if math.isfinite(epsilon) else None
-    declared = newest_declaration("", node.op_type)
-    if declared is None or node.given or (node.op_type == "Clip" and len(node.input_slots) != 3):
-        return None
-    return declared.element or None
+    if operator is None or node.function is not None or node.captures or not node.input_slots or len(node.output_slots) != 1:
+        return False
+    if min((*node.input_slots, *node.output_slots), default=-1) < 0:
+        return False
+    if not any(has_trait(operator.declaration.domain, operator.declaration.name, trait) for trait in _TRAITS):
+        return False
+    for kinds in _probes(operator, len(node.input_slots)):
+        try:
+            term = _traced(node, kinds)
+        except Exception:  # a body of a custom operator may require other shapes
+            return False
+        if term is None or term.op not in _FREE:
+            return term is not None
+    return False
+
+
+def _probes(operator: VersionedOperator, count: int) -> Iterator[tuple[Kind, ...]]:
+    """Inputs of one element: of each dtype of `_PROBES` that the first input takes, and the others if they take it."""
+    parameters = operator.schema.inputs
+    taken = [parameters[min(place, len(parameters) - 1)].types for place in range(count)]
+    for first in _PROBES:
+        dtypes = [next((d for name, d in (first, *_PROBES) if name in types), None) for types in taken]
+        kinds = tuple(Kind(d, (1,) if place else (1, 1)) for place, d in enumerate(dtypes) if d is not None)
+        if first[0] in taken[0] and len(kinds) == count:
+            yield kinds
 
 
 @dataclass(eq=False)
@@ -136,7 +167,7 @@ def join(program: RunOrder) -> RunOrder:
     for at, node in enumerate(program.nodes):
         reads = (*node.input_slots, *(v.slot for v in node.captures.values()))
         near = list({id(g): g for s in reads if (g := open_.get(s)) is not None}.values())
-        if _expression(node) is None:
+        if not _is_elementwise(node):
             _close(open_, near)
             continue
         if near and near[0].fits(near[1:], node):
@@ -204,19 +235,19 @@ class JoinedStep:
         kernel: the kernel.
         reads: the operands: the index of a value, and the shape to which it is brought, None for its own.
         writes: the number of results, which become the next values.
-        checked: the shape of the results if it must be admitted first; None otherwise.
+        checked: the shape and the largest dtype of the results if they must be admitted first; None otherwise.
         text: what the kernel computes: y0, y1, ... of a0, a1, ...
         shape: the shape of the results.
-        is_plain: whether all operands and results are floats, and no operand is brought to another shape.
+        dtype: of all operands and results; None if they differ, or if an operand is brought to another shape.
     """
 
     kernel: Any
     reads: tuple[tuple[int, tuple[int, ...] | None], ...]
     writes: int
-    checked: tuple[int, ...] | None
+    checked: tuple[tuple[int, ...], np.dtype[Any]] | None
     text: str
     shape: tuple[int, ...]
-    is_plain: bool
+    dtype: np.dtype[Any] | None
 
 
 @dataclass(slots=True)
@@ -224,16 +255,16 @@ class JoinedProgram:
     """How a joined node is computed for inputs of some shapes and types.
 
     Attributes:
-        dtype: the dtype of the floats.
         on_host: the members whose inputs are numbers of the host, and the indices of these.
         numbers: the indices of all numbers of the host.
+        constants: the numbers of expressions that are operands, which follow those of the host.
         steps: the kernels.
         outputs: the index of each output.
     """
 
-    dtype: np.dtype[Any]
     on_host: list[tuple[Node, tuple[int, ...]]]
     numbers: tuple[int, ...]
+    constants: tuple[Any, ...]
     steps: list[JoinedStep]
     outputs: tuple[int, ...]
 
@@ -244,7 +275,7 @@ class JoinedProgram:
             found.append(visit(member, [found[i] for i in reads])[0])
         for i in self.numbers:
             found[i] = found[i].item()
-        return found
+        return [*found, *self.constants]
 
 
 Visit = Callable[[Node, list[Any]], Sequence[Any]]
@@ -285,7 +316,7 @@ class JoinedPrograms:
         try:
             for step in found.steps:
                 if step.checked is not None:
-                    limits.admit(step.checked, found.dtype)
+                    limits.admit(*step.checked)
                 made = step.kernel(*[values[i] if shape is None else values[i].reshape(shape) for i, shape in step.reads])
                 if step.writes == 1:
                     values.append(made)
@@ -319,22 +350,23 @@ class JoinedPrograms:
         if found is _ABSENT:
             if len(self._found) >= _KEPT:
                 self._found.clear()
-            found = self._found[at] = self._program(node, at[1:])
+            try:
+                found = self._found[at] = self._program(node, at[1:])
+            except SonnxError:  # such as a limit of this call: the node that fails reports it
+                return None
         return found
 
     def _program(self, node: Joined, given: Sequence[Any]) -> JoinedProgram | None:
         """The kernels for inputs of these shapes and types; None if the nodes must be computed one after the other."""
-        dtypes = {dtype for _, dtype, _ in given} - {_BOOL}
-        if len(dtypes) != 1 or not dtypes <= set(_FLOATS):
-            return None
         plan = _JoinedPlan(node, given)
         if not plan.read() or plan.on_host.intersection(node.output_slots):
             return None
-        place = {s: i for i, s in enumerate(node.input_slots)}
+        place: dict[Any, int] = {s: i for i, s in enumerate(node.input_slots)}
         on_host = []
         for n in plan.numbers:
             on_host.append((n, tuple(place[s] for s in n.input_slots)))
             place[n.output_slots[0]] = len(place)
+        place |= {key: len(place) + i for i, key in enumerate(plan.constants)}
         steps: list[JoinedStep] = []
         for kernel in plan.kernels():
             made = self._step(plan, kernel, place)
@@ -342,108 +374,80 @@ class JoinedPrograms:
                 return None
             steps.append(made)
         numbers = tuple(place[s] for s in plan.scalars)
-        return JoinedProgram(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.output_slots))
+        return JoinedProgram(on_host, numbers, tuple(plan.constants.values()), steps, tuple(place[s] for s in node.output_slots))
 
-    def _step(self, plan: _JoinedPlan, members: Sequence[Node], place: dict[int, int]) -> JoinedStep | None:
+    def _step(self, plan: _JoinedPlan, members: Sequence[Node], place: dict[Any, int]) -> JoinedStep | None:
         """The kernel of some members, whose results get the next places."""
-        inside = {n.output_slots[0] for n in members}
-        shape = plan.shapes[members[-1].output_slots[0]]
-        operands: dict[tuple[int, tuple[int, ...] | None], str] = {}
-        lines = []
-        for n in members:
-            args = []
-            for i, slot in enumerate(n.input_slots):
-                view = plan.views.get((id(n), i))
-                args.append(f"v{slot}" if slot in inside else operands.setdefault((slot, view), f"a{len(operands)}"))
-            kind = "bool" if plan.types[n.output_slots[0]] == _BOOL else "T"
-            text = _expression(n)
-            assert text is not None
-            lines.append(f"const {kind} v{n.output_slots[0]} = {text.format(*args)};")
-        arrays = [view or plan.shapes[s] for s, view in operands if s not in plan.scalars]
-        has_dtype = any(s not in plan.scalars and plan.types[s] != _BOOL for s, _ in operands)  # an array decides what T is
-        if not has_dtype or np.broadcast_shapes(*arrays) != shape:
+        form, sources, outputs = plan.form(members)
+        shape, dtypes = plan.kinds[members[-1].output_slots[0]].shape, [plan.kinds[s].dtype for s in outputs]
+        operands = list(zip(sources, form.leaves, strict=True))
+        arrays = [t for s, t in operands if t.op != "const" and s not in plan.scalars]
+        if not arrays or np.broadcast_shapes(*(t.shape for t in arrays)) != shape:
             return None
-        outputs = [n.output_slots[0] for n in members if plan.stored(n, inside)]
-        results = []
-        for i, slot in enumerate(outputs):
-            lines.append(f"y{i} = v{slot};")
-            results.append(f"{'bool' if plan.types[slot] == _BOOL else 'T'} y{i}")
-        takes = [f"{'bool' if plan.types[s] == _BOOL else 'T'} {name}" for (s, _), name in operands.items()]
         for slot in outputs:
             place[slot] = len(place)
+        reads = tuple((place[s], t.shape if t.op == "reshape" and s not in plan.scalars else None) for s, t in operands)
+        takes = ", ".join(f"{t.dtype.name} a{i}" for i, t in enumerate(form.leaves))
+        kernel = self._xp.elementwise(takes, ", ".join(f"{d.name} y{i}" for i, d in enumerate(dtypes)), form.text)
         size = math.prod(shape)
-        grows = size > _LARGE and all(math.prod(a) < size for a in arrays)
-        text = _numbered("\n".join(lines), members)
-        kernel = self._xp.elementwise(", ".join(takes), ", ".join(results), text)
-        reads = tuple((place[s], view) for s, view in operands)
-        plain = all(t.startswith("T ") for t in (*takes, *results)) and not any(view for _, view in reads)
-        return JoinedStep(kernel, reads, len(outputs), shape if grows else None, text, shape, plain)
+        grows = size > _LARGE and all(t.size < size for t in arrays)
+        checked = (shape, max(dtypes, key=lambda d: d.itemsize)) if grows else None
+        alike = not any(view for _, view in reads) and len({*dtypes, *(t.dtype for t in form.leaves)}) == 1
+        return JoinedStep(kernel, reads, len(outputs), checked, form.text, shape, dtypes[0] if alike else None)
 
 
-def _numbered(text: str, members: Sequence[Node]) -> str:
-    """A text in which values have numbers in their order, so that equal members of other nodes have an equal kernel."""
-    numbers = {f"v{n.output_slots[0]}": f"t{i}" for i, n in enumerate(members)}
-    for old, new in sorted(numbers.items(), key=lambda item: -len(item[0])):
-        text = text.replace(old, new)
-    return text
+def _constant(t: Term) -> Any:
+    """What equal numbers have in common."""
+    return t.dtype, t.extra
 
 
 class _JoinedPlan:
-    """The shapes and types of the values of a joined node, and its division into kernels.
+    """The expressions of the members of a joined node, and its division into kernels.
 
     Attributes:
-        shapes: of each slot.
-        types: the dtype of each slot.
+        kinds: the dtype and the shape of each slot.
         scalars: the slots of numbers of the host.
         numbers: the members that compute some of them.
-        views: the shape to which an input of a member is brought, by the id of the member and the number of the input.
+        terms: the expression of each member that a kernel computes, by the id of the member.
+        brought: the slots whose values are brought to another shape.
+        constants: the numbers of the expressions that are operands.
     """
 
     def __init__(self, node: Joined, given: Sequence[Any]) -> None:
         self.node = node
-        self.shapes: dict[int, tuple[int, ...]] = {}
-        self.types: dict[int, np.dtype[Any]] = {}
+        self.kinds: dict[int, Kind] = {}
         self.scalars: set[int] = set()
         self.numbers: list[Node] = []
-        self.views: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.terms: dict[int, Term] = {}
+        self.brought: set[int] = set()
+        self.constants: dict[Any, Any] = {}
         self.on_host: set[int] = set()
         for slot, (shape, dtype, known) in zip(node.input_slots, given, strict=True):
-            self.shapes[slot], self.types[slot] = shape, dtype
+            self.kinds[slot] = Kind(dtype, shape)
             if known is None:
                 self.scalars.add(slot)
             if known is not False:
                 self.on_host.add(slot)
 
     def read(self) -> bool:
-        """Find the shapes and types of results; False if a member must be computed on the host, or fails."""
+        """Find the expressions; False if a member must be computed on the host, or fails."""
+        if any(k.dtype not in DTYPES for k in self.kinds.values()):
+            return False
         for n in self.node.members:
-            if self.scalars.issuperset(n.input_slots):
+            term = _traced(n, tuple(self.kinds[s] for s in n.input_slots))
+            if term is None:
+                return False
+            leaves, slot = cuda_form([term]).leaves, n.output_slots[0]
+            if self.on_host.issuperset(n.input_slots):
+                if n.domain or term.size != 1 or any(t.size != 1 for t in leaves):
+                    return False
                 self.numbers.append(n)
-                self.scalars.add(n.output_slots[0])
-                self.on_host.add(n.output_slots[0])
-            elif self.on_host.issuperset(n.input_slots):
-                return False
-            types = [self.types[s] for s in n.input_slots]
-            if n.op_type == "Where":
-                if types[0] != _BOOL:
-                    return False
-                types = types[1:]
-            if any(t == _BOOL or t != types[0] for t in types):
-                return False
-            shapes = [self.shapes[s] for s in n.input_slots]
-            if n.op_type == "Clip" and any(shapes[1:]):
-                return False
-            if n.op_type == "BatchNormalization":
-                if len(shapes[0]) < 2 or any(s != shapes[0][1:2] for s in shapes[1:]) or self.scalars & set(n.input_slots):
-                    return False
-                wide = (shapes[0][1], *(1,) * (len(shapes[0]) - 2))
-                self.views |= {(id(n), i): wide for i in range(1, 5)}
-                shapes = shapes[:1]
-            try:
-                self.shapes[n.output_slots[0]] = np.broadcast_shapes(*shapes)
-            except ValueError:
-                return False
-            self.types[n.output_slots[0]] = _BOOL if n.op_type in _TESTS else types[0]
+                self.scalars.add(slot)
+                self.on_host.add(slot)
+            self.kinds[slot] = Kind(term.dtype, term.shape)
+            self.terms[id(n)] = term
+            self.brought |= {n.input_slots[t.args[0].extra] for t in leaves if t.op == "reshape"}
+            self.constants |= {_constant(t): t.number.item() for t in leaves if t.op == "const"}
         return True
 
     def kernels(self) -> list[list[Node]]:
@@ -452,12 +456,9 @@ class _JoinedPlan:
         A result that is brought to another shape is stored by a kernel of its own.
         """
         readers: dict[int, list[Node]] = {}
-        brought = set()
         for n in self.node.members:
-            for i, s in enumerate(n.input_slots):
+            for s in n.input_slots:
                 readers.setdefault(s, []).append(n)
-                if (id(n), i) in self.views:
-                    brought.add(s)
         outputs = set(self.node.output_slots)
         of: dict[int, list[Node]] = {}  # id of a member -> the members of its kernel
         shape_of: dict[int, tuple[int, ...]] = {}  # id of that list -> the shape of its results
@@ -468,15 +469,32 @@ class _JoinedPlan:
                 continue
             there = {id(of[id(r)]): of[id(r)] for r in readers.get(slot, ()) if id(r) in of}
             kernel = next(iter(there.values())) if len(there) == 1 else None
-            if kernel is None or slot in brought or (slot in outputs and self.shapes[slot] != shape_of[id(kernel)]):
+            if kernel is None or slot in self.brought or (slot in outputs and self.kinds[slot].shape != shape_of[id(kernel)]):
                 kernel = []
                 made.append(kernel)
-                shape_of[id(kernel)] = self.shapes[slot]
+                shape_of[id(kernel)] = self.kinds[slot].shape
             kernel.insert(0, n)
             of[id(n)] = kernel
         return made[::-1]
 
-    def stored(self, member: Node, inside: set[int]) -> bool:
+    def form(self, members: Sequence[Node]) -> tuple[CudaForm, list[Any], list[int]]:
+        """What the kernel of some members computes, the slot or the constant of each operand, and the slots of the results."""
+        whole = Trace(device=True)
+        values: dict[int, Recorded] = {}
+        read: list[int] = []
+        for n in members:
+            for slot in n.input_slots:
+                if slot not in values:
+                    values[slot] = whole.input(self.kinds[slot].dtype, self.kinds[slot].shape)
+                    read.append(slot)
+            (values[n.output_slots[0]],) = substituted(whole, [self.terms[id(n)]], [values[s] for s in n.input_slots])
+        inside = {n.output_slots[0] for n in members}
+        outputs = [n.output_slots[0] for n in members if self._is_stored(n, inside)]
+        form = cuda_form([values[s].term for s in outputs])
+        inputs = [t.args[0] if t.op == "reshape" else t for t in form.leaves]
+        return form, [_constant(t) if t.op == "const" else read[t.extra] for t in inputs], outputs
+
+    def _is_stored(self, member: Node, inside: set[int]) -> bool:
         """Whether the result of a member is read outside its kernel."""
         slot = member.output_slots[0]
         return slot in self.node.output_slots or any(

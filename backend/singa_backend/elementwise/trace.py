@@ -1,0 +1,88 @@
+"""The expression of a call: its definition is traced once for each combination of attributes, dtypes and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..ir.versioned import VersionedOperator
+from .expression import NotTraced, Recorded, Term, Trace, order
+
+DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
+"""The dtypes of inputs and results."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a trace knows of an input: its dtype and shape, and the bytes of one that is read on the host."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    content: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An expression of calls, without their values.
+
+    Attributes:
+        results: the term of each call.
+        checks: what must be false everywhere, for the definitions to accept the inputs.
+    """
+
+    results: tuple[Term, ...]
+    checks: tuple[Term, ...]
+
+
+def traced(
+    operator: VersionedOperator, attributes: Mapping[str, Any], kinds: tuple[Kind | None, ...], device: bool = False
+) -> Traced | str:
+    """The expression of one call; the reason if it has none.
+
+    Args:
+        operator: the operator.
+        attributes: its attributes, defaults included.
+        kinds: what is known of each input, None for an absent one.
+        device: as of a `Trace`.
+    """
+    try:
+        return _call(operator, tuple(sorted(attributes.items())), kinds, device)
+    except TypeError:  # an attribute that is no key
+        return _call.__wrapped__(operator, tuple(attributes.items()), kinds, device)
+
+
+@lru_cache(maxsize=4096)
+def _call(
+    operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[Kind | None, ...], device: bool
+) -> Traced | str:
+    trace = Trace(device)
+    inputs: list[Any] = []
+    for k in kinds:
+        if k is not None and k.content is not None:
+            inputs.append(np.frombuffer(k.content, k.dtype).reshape(k.shape))
+        else:
+            inputs.append(None if k is None else trace.input(k.dtype, k.shape))
+    try:
+        (y,) = operator.run(trace.xp, inputs, dict(attributes), (True,))
+    except NotTraced as cause:
+        return f"{operator.declaration.name} is not elementwise: {cause}"
+    except (OperatorError, ValueError, TypeError) as error:
+        return f"the call is not valid: {error}"
+    if not isinstance(y, Recorded):
+        return "the result is a constant"
+    return Traced((y.term,), tuple(bad for bad, _ in trace.checks))
+
+
+def substituted(whole: Trace, results: Sequence[Term], operands: Sequence[Recorded]) -> list[Recorded]:
+    """Terms of another trace, with these operands in the places of its inputs."""
+    places: dict[int, Recorded] = {}
+    for t in order(results):
+        operand = operands[t.extra] if t.op == "input" else None
+        args = [places[id(a)] for a in t.args]
+        places[id(t)] = whole.term(t.op, args, t.dtype, t.shape, t.extra) if operand is None else operand
+    return [places[id(r)] for r in results]
