@@ -119,14 +119,20 @@ def _ordered(results: Iterable[Term], operands: Callable[[Term], tuple[Term, ...
     return list(seen.values())
 
 
+def inputs_of(results: Iterable[Term]) -> tuple[Term, ...]:
+    """The terms of the inputs of a function, as in `MachineCode`."""
+    terms = _ordered(results, _operands)
+    recorded = sorted((t for t in terms if t.op == "input"), key=lambda t: t.extra)
+    return (*recorded, *(t for t in terms if t.op == "size"))
+
+
 class _Kernel:
     """The body of a function: what is known of the terms, and the text."""
 
     def __init__(self, results: tuple[Term, ...], classes: Mapping[int, str]) -> None:
         self.builder, self.results, self.classes = Builder(), results, classes
         self.terms = _ordered(results, _operands)
-        recorded = sorted((t for t in self.terms if t.op == "input"), key=lambda t: t.extra)
-        self.inputs = (*recorded, *(t for t in self.terms if t.op == "size"))
+        self.inputs = inputs_of(results)
         self.level: dict[int, int] = {}  # the reductions before a term
         self.space: dict[int, str] = {}  # "row": a value for each element, "single": for each row, "any": for either
         self.heavy: set[int] = set()  # terms that cost more than a load

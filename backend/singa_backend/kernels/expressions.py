@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..elementwise import facts
-from ..elementwise.compile import Compiled, NotCompiled, available, compiled, is_kept
+from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept
 from ..elementwise.expression import NotTraced, Recorded, Term, Trace, order
 from ..elementwise.facts import Range
-from ..elementwise.machine_code import emit
+from ..elementwise.machine_code import emit, inputs_of
 from ..elementwise.numpy_form import Program, evaluate
 from ..elementwise.primitives import NotEmitted
 from ..errors import OperatorError
@@ -457,7 +457,7 @@ class FrameAddress(int):
         return made
 
 
-_KNOWN: dict[Any, Any] = {}
+_KNOWN: dict[str, Any] = {}
 
 
 def machine_code(results: tuple[Term, ...], classes: tuple[str, ...], only_kept: bool) -> tuple[Compiled, tuple[int, ...]] | None:
@@ -468,14 +468,16 @@ def machine_code(results: tuple[Term, ...], classes: tuple[str, ...], only_kept:
         classes: how each input moves along the inner axis.
         only_kept: whether nothing is compiled.
     """
-    key = (_key(results), classes)
+    key = repr((_key(results), classes))
     found = _KNOWN.get(key)
     if found is None:
         try:
-            code = emit("k", results, dict(enumerate(classes)))
-            if only_kept and not is_kept(code.text, "k"):
-                return None
-            found = (compiled(code.text, "k"), tuple(t.extra for t in code.inputs))
+            function = kept(key, "k")
+            if function is None:
+                if only_kept:
+                    return None
+                function = compiled(key, "k", lambda: emit("k", results, dict(enumerate(classes))).text)
+            found = (function, tuple(t.extra for t in inputs_of(results)))
         except (NotEmitted, NotCompiled) as reason:
             found = str(reason)
         _KNOWN[key] = found
@@ -483,13 +485,16 @@ def machine_code(results: tuple[Term, ...], classes: tuple[str, ...], only_kept:
 
 
 def _key(results: Sequence[Term]) -> Any:
-    """What two equal expressions have in common."""
+    """All on which the code of an expression depends; with reductions the shapes too."""
     places: dict[int, int] = {}
     rows = []
-    for t in order(results):
+    terms = order(results)
+    reduces = any(t.op == "reduce" for t in terms)
+    for t in terms:
         places[id(t)] = len(places)
-        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.char, t.extra))
-    return tuple(rows), tuple(places[id(r)] for r in results)
+        shape = t.shape if reduces else ()
+        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.str, t.extra, shape))
+    return rows, [places[id(r)] for r in results]
 
 
 def _outputs(
