@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "SONNX_MACHINE_CODE"
-"""The environment variable that hides llvmlite if it is `off`."""
+"""The environment variable: `off` for no machine code, `wait` to compile what is missing before a first run goes on."""
 
 FORM = 2
 """The form of the files in the cache and of frames."""
@@ -149,7 +149,16 @@ def available() -> str:
     Returns:
         The reason; empty if it is.
     """
-    return f"{VARIABLE} is off" if os.environ.get(VARIABLE, "").lower() == "off" else _missing()
+    return f"{VARIABLE} is off" if _chosen() == "off" else _missing()
+
+
+def waits() -> bool:
+    """Whether a first run waits for code that must be compiled."""
+    return _chosen() == "wait"
+
+
+def _chosen() -> str:
+    return os.environ.get(VARIABLE, "").lower()
 
 
 @cache
@@ -224,7 +233,8 @@ def compiled(what: str, name: str, text: Callable[[], str], features: str | None
     with _LOCK:
         found = kept(what, name, features)
         if found is None:
-            key, code = _key(what, name, features), native(features).object(text())
+            key, module = _key(what, name, features), text()
+            code = native(features).object(module)
             found = _LIVE.setdefault(key, _loaded(code, name))
             _write(key, code)
         return found

@@ -79,6 +79,11 @@ def emit(name: str, results: Sequence[Term], classes: Mapping[int, str]) -> Mach
     return MachineCode(name, text, kernel.inputs, kernel.results, tuple(t.dtype for t in kernel.kept), kernel.rows)
 
 
+def check(results: Sequence[Term], classes: Mapping[int, str]) -> None:
+    """Raise NotEmitted as `emit` does, without making the text; that may still find a primitive of a dtype without code."""
+    _Kernel(tuple(results), classes)
+
+
 _ENTRY = """define void @{name}(ptr %frame) nounwind {{
   store i64 0, ptr %frame
   %p1 = getelementptr i64, ptr %frame, i64 1

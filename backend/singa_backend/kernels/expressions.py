@@ -7,18 +7,19 @@ as a rate or a value for each row, is computed before it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from ..elementwise import facts
-from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept
+from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
 from ..elementwise.expression import NotTraced, Recorded, Term, Trace, order
 from ..elementwise.facts import Range
-from ..elementwise.machine_code import emit, inputs_of
+from ..elementwise.machine_code import check, emit, inputs_of
 from ..elementwise.numpy_form import Program, evaluate
 from ..elementwise.primitives import NotEmitted
 from ..errors import OperatorError
@@ -312,7 +313,8 @@ def _emit(
     first = program.calls[0].function
     name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
     code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
-    site.require(code is not None or engine != "machine", "machine code would not be faster")
+    if code is None and engine == "machine":
+        site.refuse(MISSING if site.wanted else "machine code would not be faster")
     ys = _outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
     if not math.prod(leaves.shape):
         return ys
@@ -361,11 +363,15 @@ def _layout(leaves: _Leaves, into: Mapping[int, Value]) -> Sequence[int]:
 
 # --- machine code
 
+MISSING = "its machine code is not made yet"
+"""Why machine code does not compute a step in a first run."""
+
 SMALL = 1 << 10
 """Up to this number of elements one call of NumPy is as fast as machine code."""
 
 WORTH = 1 << 12
-"""The work, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
+"""The work, in elements times primitives, from which machine code is compiled: that of a step, or of all steps of an expression
+whose code may be missing at first.  Code that is kept is used for less."""
 
 PARALLEL = 1 << 19
 """The work from which several threads compute a step."""
@@ -412,7 +418,7 @@ def _machine_code(site: Site, leaves: _Leaves, layout: Sequence[int], calls: int
         for s, v in zip(wide[count:], leaves.values, strict=True)
     )
     work = size * calls
-    found = machine_code(tuple(leaves.results), classes, work < WORTH)
+    found = machine_code(site, tuple(leaves.results), classes, work)
     if found is None:
         return None
     function, used = found
@@ -460,28 +466,57 @@ class FrameAddress(int):
 _KNOWN: dict[str, Any] = {}
 
 
-def machine_code(results: tuple[Term, ...], classes: tuple[str, ...], only_kept: bool) -> tuple[Compiled, tuple[int, ...]] | None:
-    """The machine code of terms, and the places of the inputs that it reads; None if there is none.
+_ASKED: Counter[str] = Counter()
+"""The work of the steps that have asked for code that is not there."""
+
+
+def machine_code(
+    site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int
+) -> tuple[Compiled, tuple[int, ...]] | None:
+    """The machine code of terms, and the places of the inputs that it reads; None if there is none, or not yet.
 
     Args:
+        site: the place; a plan that is deterministic does not depend on what is kept.
         results: the terms.
         classes: how each input moves along the inner axis.
-        only_kept: whether nothing is compiled.
+        work: of the step.
     """
+    if site.options.deterministic and work < WORTH:
+        return None
     key = repr((_key(results), classes))
     found = _KNOWN.get(key)
     if found is None:
+        made = partial(_made, key, results, classes)
         try:
+            check(results, dict(enumerate(classes)))
             function = kept(key, "k")
-            if function is None:
-                if only_kept:
-                    return None
-                function = compiled(key, "k", lambda: emit("k", results, dict(enumerate(classes))).text)
-            found = (function, tuple(t.extra for t in inputs_of(results)))
         except (NotEmitted, NotCompiled) as reason:
-            found = str(reason)
+            function, found = None, str(reason)
+        if function is not None:
+            found = (function, tuple(t.extra for t in inputs_of(results)))
+        elif found is None and (site.options.deterministic or waits()):
+            if work < WORTH:
+                return None
+            found = made()
+        elif found is None:
+            _ASKED[key] += work
+            if _ASKED[key] >= WORTH:
+                site.wanted[key] = made
+            return None
         _KNOWN[key] = found
     return None if isinstance(found, str) else found
+
+
+def _made(key: str, results: tuple[Term, ...], classes: tuple[str, ...]) -> Any:
+    """Compile the machine code of terms; what is known of it from now on."""
+    found: Any
+    try:
+        function = compiled(key, "k", lambda: emit("k", results, dict(enumerate(classes))).text)
+        found = (function, tuple(t.extra for t in inputs_of(results)))
+    except (NotEmitted, NotCompiled) as reason:
+        found = str(reason)
+    _KNOWN[key] = found
+    return found
 
 
 def _key(results: Sequence[Term]) -> Any:
