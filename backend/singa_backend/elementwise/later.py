@@ -32,7 +32,8 @@ class Queue:
     def start(self) -> None:
         """Begin a thread, if something waits and there is none."""
         with self._lock:
-            if self._waiting and self._thread is None and threading.main_thread().is_alive():
+            dead = self._thread is None or not self._thread.is_alive()  # it may have failed
+            if self._waiting and dead and threading.main_thread().is_alive():
                 self._thread = threading.Thread(target=self._work, name="sonnx machine code")
                 self._thread.start()
 
@@ -43,25 +44,19 @@ class Queue:
         self.start()
         return False
 
-    def join(self) -> None:
-        """Wait until nothing waits."""
-        self.start()
-        if (thread := self._thread) is not None:
-            thread.join()
-
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                key = next(iter(self._waiting), None)
-                if key is None or not threading.main_thread().is_alive():
-                    self._thread = None
-                    return
-                make = self._waiting[key]
+        while (key := self._next()) is not None:
             try:
-                make()
+                self._waiting[key]()
             finally:
-                with self._lock:
-                    del self._waiting[key]
+                del self._waiting[key]
+
+    def _next(self) -> str | None:
+        """What the thread makes next; None if it ends."""
+        with self._lock:
+            key = next(iter(self._waiting), None) if threading.main_thread().is_alive() else None
+            self._thread = self._thread if key else None
+        return key
 
 
 QUEUE = Queue()

@@ -509,14 +509,13 @@ def machine_code(
 
 def _made(key: str, results: tuple[Term, ...], classes: tuple[str, ...]) -> Any:
     """Compile the machine code of terms; what is known of it from now on."""
-    found: Any
+    _KNOWN[key] = "it cannot be made"
     try:
         function = compiled(key, "k", lambda: emit("k", results, dict(enumerate(classes))).text)
-        found = (function, tuple(t.extra for t in inputs_of(results)))
+        _KNOWN[key] = (function, tuple(t.extra for t in inputs_of(results)))
     except (NotEmitted, NotCompiled) as reason:
-        found = str(reason)
-    _KNOWN[key] = found
-    return found
+        _KNOWN[key] = str(reason)
+    return _KNOWN[key]
 
 
 def _key(results: Sequence[Term]) -> Any:
