@@ -102,10 +102,11 @@ def test_a_plan_is_traced_again_when_its_code_is_made(traces: list[Plan]) -> Non
 
 
 def test_runs_before_the_code_is_made_use_the_first_plan(traces: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QUEUE, "start", lambda: None)
     x = np.linspace(-3, 3, 20000, dtype=F)
-    prepared = sonnx.prepare(model())
-    assert len({prepared.run([x])[0].tobytes() for _ in range(4)}) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(QUEUE, "start", lambda: None)
+        prepared = sonnx.prepare(model())
+        assert len({prepared.run([x])[0].tobytes() for _ in range(4)}) == 1
     assert len(traces) == 1
 
 
@@ -125,24 +126,24 @@ def test_code_of_the_first_run(traces: list[Plan], monkeypatch: pytest.MonkeyPat
 
 
 def test_a_deterministic_plan_does_not_depend_on_what_is_kept(traces: list[Plan]) -> None:
-    x = np.linspace(-3, 3, 500, dtype=F)  # less work than is worth it
-    first = sonnx.prepare(model(500), deterministic=True).run([x])[0]
+    x = np.linspace(-3, 3, 200, dtype=F)  # less work than is worth it
+    first = sonnx.prepare(model(200), deterministic=True).run([x])[0]
     prepared = sonnx.prepare(model())
     prepared.run([np.linspace(-3, 3, 20000, dtype=F)])
     finish()
-    assert sonnx.prepare(model(500), deterministic=True).run([x])[0].tobytes() == first.tobytes()
+    assert sonnx.prepare(model(200), deterministic=True).run([x])[0].tobytes() == first.tobytes()
     assert not is_machine(traces[-1])
-    sonnx.prepare(model(500)).run([x])
+    sonnx.prepare(model(200)).run([x])
     assert is_machine(traces[-1])
 
 
 def test_many_small_steps_are_worth_it_together(traces: list[Plan]) -> None:
     x = np.linspace(-3, 3, 300, dtype=F)
-    for _ in range(5):
+    for _ in range(3):
         sonnx.prepare(model(300)).run([x])
         finish()
-    assert [bool(t.facts.wants) for t in traces] == [False, False, False, True, False]
-    assert [is_machine(t) for t in traces] == [False, False, False, False, True]
+    assert [bool(t.facts.wants) for t in traces] == [False, True, False]
+    assert [is_machine(t) for t in traces] == [False, False, True]
 
 
 def test_an_open_plan_of_a_plan_without_code(traces: list[Plan]) -> None:
@@ -181,15 +182,23 @@ def trained(steps: int, after: int) -> tuple[list[np.ndarray], Plan]:
     net.set_params({n: (rng.standard_normal(p.shape) * 0.1).astype(F) for n, p in net.get_params().items()})
     for i, b in enumerate(batches):
         net(*b)
-        if i == after:
+        if i >= after:
             finish()
     (plan,) = planner_of(steps_of(net)[0]).plans.values()
     return [np.array(p.data) for p in net.get_params().values()], plan
 
 
-def test_training_goes_on_with_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_with_code(traces: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that replaces its inputs is traced again in the middle of a training."""
     late, plan = trained(8, 4)
+    print(len(traces))
+    for t in traces:
+        print(t.facts.wants, [s.kernel for s in t.first.steps])
+    monkeypatch.setenv(machine.VARIABLE, "wait")
+    monkeypatch.setattr(expressions, "_KNOWN", {})
+    _, first = trained(8, 4)
+    print([s.kernel for s in first.first.steps])
+    assert [s.kernel for s in plan.first.steps] == [s.kernel for s in first.first.steps]
     assert is_machine(plan)
     assert not plan.facts.wants
     monkeypatch.setenv(machine.VARIABLE, "off")
