@@ -1,6 +1,6 @@
 """Machine code of LLVM text: optimised, kept in the user's cache by what it computes, loaded, called with the address of a frame.
 
-llvmlite is optional and is imported when the first text is compiled, on systems other than Linux on x86-64 when code is loaded.
+llvmlite is optional, and imported when the first text is compiled; on systems other than Linux on x86-64 when code is loaded.
 Code refers to no symbol outside of itself.
 """
 

@@ -370,8 +370,10 @@ SMALL = 1 << 10
 """Up to this number of elements one call of NumPy is as fast as machine code."""
 
 WORTH = 1 << 12
-"""The work, in elements times primitives, from which machine code is compiled: that of a step, or of all steps of an expression
-whose code may be missing at first.  Code that is kept is used for less."""
+"""The work of a step, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
+
+TOGETHER = 1 << 16
+"""The work of all steps of an expression in this process from which its code is compiled while the program runs."""
 
 PARALLEL = 1 << 19
 """The work from which several threads compute a step."""
@@ -500,7 +502,7 @@ def machine_code(
             found = made()
         elif found is None:
             _ASKED[key] += work
-            if _ASKED[key] >= WORTH:
+            if work >= WORTH or _ASKED[key] >= TOGETHER:
                 site.wanted[key] = made
             return None
         _KNOWN[key] = found
