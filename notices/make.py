@@ -31,6 +31,7 @@ LICENSES = {
     "protobuf": "BSD-3-Clause",
     "rich": "MIT",
     "onednn-cpu-gomp": "Apache-2.0",
+    "llvmlite": "BSD-2-Clause AND Apache-2.0 WITH LLVM-exception",
     "google-re2": "BSD-3-Clause",
     "matplotlib": "PSF-2.0",
     "tokenizers": "Apache-2.0",

@@ -30,6 +30,7 @@ WHEEL_VERSION = "2023.2.0"
 EXTRAS = {
     "text": (("google-re2",), "RegexFullMatch, in linear time"),
     "image": (("pillow",), "ImageDecoder"),
+    "jit": (("llvmlite",), "elementwise operators, softmax, norms and updates as machine code"),
     "plot": (("matplotlib",), "curves as .png"),
     "mpi": (("mpi4py",), "training in several processes"),
     "nccl": (("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "training on several GPUs"),

@@ -26,6 +26,12 @@ SLOW = ("export a file", "check", "save")
 """Operations that wait for a child process, whose parts are covered by others."""
 
 
+@pytest.fixture(autouse=True)
+def without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expression is compiled once for all nodes with an equal one; of each number of nodes there is another."""
+    monkeypatch.setenv("SONNX_MACHINE_CODE", "off")
+
+
 def growth_of(make: Callable[[int], Callable[[], Any]], n: int) -> float:
     """The work that 4n nodes add to 2n, over what 2n add to n: 2 if it is linear, 4 if it is quadratic."""
     make(n)()  # fills caches

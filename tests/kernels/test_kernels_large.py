@@ -20,12 +20,6 @@ FUNCTIONS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN computes functions and chains of large arrays where there is no machine code."""
-    monkeypatch.setenv("SONNX_MACHINE_CODE", "off")
-
-
 @pytest.mark.parametrize(("name", "attributes"), FUNCTIONS)
 @pytest.mark.parametrize("perm", [None, (2, 0, 1)])
 def test_functions(name: str, attributes: dict[str, Any], perm: Any) -> None:

@@ -228,12 +228,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code, whose functions have other bits, is compared in tests/elementwise."""
-    monkeypatch.setenv("SONNX_MACHINE_CODE", "off")
-
-
 def check(one: Case, strided: bool) -> None:
     model = model_of(one.op, one.opset, one.inputs, one.constants, one.outputs, strided, **one.attributes)
     plans, truth = both(model)

@@ -358,7 +358,7 @@ def test_each_pattern_is_of_operators_of_onnx() -> None:
     (lambda: operator("Absent", 1, domain="test.absent")(lambda xp, x: x), r"test\.absent has no Absent-1 .*call declare_schema"),
     (lambda: declare_schema("A", ["x:T"], ["y: T"], types={"T": ["float"]}, domain="test.absent"),
      "must be 'name: type', got 'x:T'"),
-    (lambda: kernel("Relu", 14, on="nunpy"), "must be one of view, onednn, numpy, got 'nunpy'"),
+    (lambda: kernel("Relu", 14, on="nunpy"), "must be one of view, machine, onednn, numpy, got 'nunpy'"),
 ])  # fmt: skip
 def test_the_error_names_the_rule(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

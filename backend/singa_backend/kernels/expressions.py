@@ -19,15 +19,15 @@ from ..elementwise import facts
 from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
 from ..elementwise.expression import NotTraced, Recorded, Term, Trace, order
 from ..elementwise.facts import Range
-from ..elementwise.machine_code import check, emit, inputs_of
+from ..elementwise.machine_code import MachineCode, emit
 from ..elementwise.numpy_form import Program, evaluate
 from ..elementwise.primitives import NotEmitted
 from ..errors import OperatorError
-from ..ir.versioned import VersionedOperator, versioned
+from ..ir.versioned import VersionedOperator, reads_on_host, versioned
 from . import onednn
 from .elementwise import BLOCK, collapsed, finiteness_of, order_of, stretched
 from .table import Refused, Site, general
-from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, dense, strides_of, sum_finiteness
+from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, address_of, dense, strides_of, sum_finiteness
 
 DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
 """The dtypes of inputs and results."""
@@ -61,7 +61,13 @@ class Operation:
     operands: tuple[Value | int | None, ...]
 
 
-Kind = tuple[np.dtype[Any], tuple[int, ...]]
+@dataclass(frozen=True)
+class Kind:
+    """What a trace knows of an input: its dtype and shape, and the bytes of one that is read on the host."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    content: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,12 @@ class Traced:
 def _call(operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[Kind | None, ...]) -> Traced | str:
     """The expression of one call for inputs of these dtypes and shapes; the reason if it has none."""
     trace = Trace()
-    inputs = [None if k is None else trace.input(*k) for k in kinds]
+    inputs: list[Any] = []
+    for k in kinds:
+        if k is not None and k.content is not None:
+            inputs.append(np.frombuffer(k.content, k.dtype).reshape(k.shape))
+        else:
+            inputs.append(None if k is None else trace.input(k.dtype, k.shape))
     return _recorded(trace, operator, inputs, dict(attributes))
 
 
@@ -104,19 +115,25 @@ def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list
     made: list[Recorded] = []
     for one in operations:
         operands: list[Recorded | None] = []
-        for v in one.operands:
+        kinds: list[Kind | None] = []
+        for n, v in enumerate(one.operands):
+            if isinstance(v, Value) and reads_on_host(one.operator.declaration, n):
+                site.require(v.constant, "an input that is read on the host is not a constant")
+                kinds.append(Kind(v.dtype, v.shape, v.array.tobytes()))
+                continue
             if isinstance(v, Value):
                 site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
                 if id(v) not in inputs:
                     inputs[id(v)] = v, whole.input(v.dtype, v.shape)
-                operands.append(inputs[id(v)][1])
+                operand: Recorded | None = inputs[id(v)][1]
             else:
-                operands.append(None if v is None else made[v])
-        kinds = tuple(None if r is None else (r.dtype, r.shape) for r in operands)
+                operand = None if v is None else made[v]
+            operands.append(operand)
+            kinds.append(None if operand is None else Kind(operand.dtype, operand.shape))
         try:
-            found = _call(one.operator, tuple(sorted(one.attributes.items())), kinds)
+            found = _call(one.operator, tuple(sorted(one.attributes.items())), tuple(kinds))
         except TypeError:  # an attribute that is no key
-            found = _call.__wrapped__(one.operator, tuple(one.attributes.items()), kinds)
+            found = _call.__wrapped__(one.operator, tuple(one.attributes.items()), tuple(kinds))
         if isinstance(found, str):
             site.refuse(found)
         values = [v for v, _ in inputs.values()]
@@ -168,12 +185,12 @@ def compute(
     shapes = {r.shape for r in results}
     site.require(len(shapes) == 1, "the results have several shapes")
     site.require(len(order(results)) <= MOST_TERMS, "the expression is too long")
-    known = _ranges(site, results, inputs)
+    known = ranges(site, results, inputs)
     plain = {k: inputs[r.extra] for k, r in enumerate(results) if r.op == "input"}  # such as Clip without bounds
     computed = [k for k in range(len(results)) if k not in plain]
     made: dict[int, Value] = {k: v.view(v.shape, v.strides) for k, v in plain.items()}
     if computed:
-        leaves = _Leaves(site, [results[k] for k in computed], inputs, label)
+        leaves = Leaves(site, [results[k] for k in computed], inputs, label)
         wanted = {n: into[k] for n, k in enumerate(computed) if into and k in into}
         ys = _emit(site, leaves, label, reusable, wanted, engine)
         made |= dict(zip(computed, ys, strict=True))
@@ -185,7 +202,7 @@ def compute(
     return [made[k] for k in range(len(results))]
 
 
-def _ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> dict[int, Range]:
+def ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> dict[int, Range]:
     """The range of each term."""
     return facts.ranges(list(results), {i: _range_of(site, v) for i, v in enumerate(inputs)})
 
@@ -218,7 +235,7 @@ def _low(t: Term, known: Mapping[int, Range], inputs: Sequence[Value]) -> int:
     return low
 
 
-class _Leaves:
+class Leaves:
     """An expression whose inputs are values in memory, as the frame walks them.
 
     Attributes:
@@ -227,8 +244,9 @@ class _Leaves:
         shape: of the results.
     """
 
-    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str) -> None:
-        self._site, self._inputs = site, inputs
+    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: bool = False) -> None:
+        """Args: rows: whether something is reduced, so that no part is computed before the others."""
+        self._site, self._inputs, self._rows = site, inputs, rows
         self.shape = results[0].shape
         self.values: list[Value] = []
         self._trace = Trace()
@@ -239,7 +257,7 @@ class _Leaves:
         for t in terms:
             if t.op == "const" or (t.args and all(id(a) in constant for a in t.args)):
                 constant.add(id(t))
-        size = math.prod(self.shape)
+        size = 0 if rows else math.prod(self.shape)
         before = {id(t) for t in terms if size and t.op not in _FREE and t.size * SMALLER <= size} | constant
         tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
         parts: dict[tuple[int, ...], list[Term]] = {}
@@ -270,6 +288,7 @@ class _Leaves:
             return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
         source, wide = t.args[0].shape, len(self.shape)
         same = t.size == 1 or (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
+        same |= self._rows and t.shape == self.shape == source[:-1]  # the axis that is reduced is not kept
         self._site.require(same, "a computed value is reshaped")
         return args[0]
 
@@ -306,7 +325,7 @@ def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _emit(
-    site: Site, leaves: _Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
+    site: Site, leaves: Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
 ) -> list[Value]:
     program = Program(leaves.results)
     layout = _layout(leaves, into)
@@ -319,7 +338,8 @@ def _emit(
     if not math.prod(leaves.shape):
         return ys
     if code is not None:
-        bind = _framed(code, leaves, ys)
+        values = [*(leaves.values[i] for i in code.leaves), *ys]
+        bind = framed(code.function, code.threads, code.chunk, code.sizes, code.steps, values)
         site.emit(bind, reads=leaves.values, writes=ys, kernel=f"machine.{name}")
         return ys
     values = [stretched(site, v, leaves.shape, layout) for v in leaves.values]
@@ -355,7 +375,7 @@ def _emit(
     return ys
 
 
-def _layout(leaves: _Leaves, into: Mapping[int, Value]) -> Sequence[int]:
+def _layout(leaves: Leaves, into: Mapping[int, Value]) -> Sequence[int]:
     """The order of the axes of the results in memory: that of what they replace, otherwise of the first input of their shape."""
     orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.shape)
     return next((o for o in orders if o is not None), range(len(leaves.shape)))
@@ -365,9 +385,6 @@ def _layout(leaves: _Leaves, into: Mapping[int, Value]) -> Sequence[int]:
 
 MISSING = "its machine code is not made yet"
 """Why machine code does not compute a step in a first run."""
-
-SMALL = 1 << 10
-"""Up to this number of elements one call of NumPy is as fast as machine code."""
 
 WORTH = 1 << 12
 """The work of a step, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
@@ -403,10 +420,10 @@ class _Code:
     chunk: int
 
 
-def _machine_code(site: Site, leaves: _Leaves, layout: Sequence[int], calls: int) -> _Code | None:
+def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int) -> _Code | None:
     """The machine code for an expression; None if NumPy computes it."""
     size = math.prod(leaves.shape)
-    if not size or available() or (calls == 1 and size <= SMALL):
+    if not size or available():
         return None
     model = [Value(Buffer(0), leaves.shape, strides_of(leaves.shape, r.dtype.itemsize, layout), r.dtype) for r in leaves.results]
     dims, steps = collapsed(leaves.shape, layout, [*model, *leaves.values])
@@ -423,7 +440,7 @@ def _machine_code(site: Site, leaves: _Leaves, layout: Sequence[int], calls: int
     found = machine_code(site, tuple(leaves.results), classes, work)
     if found is None:
         return None
-    function, used = found
+    function, used, _ = found
     threads = site.options.threads if work > PARALLEL else 1
     rows = pad[0] * pad[1]
     chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
@@ -431,17 +448,37 @@ def _machine_code(site: Site, leaves: _Leaves, layout: Sequence[int], calls: int
     return _Code(function, used, (pad[2], pad[0], pad[1]), moves, threads, chunk)
 
 
-def _framed(code: _Code, leaves: _Leaves, ys: Sequence[Value]) -> Callable[[], Bound]:
-    """The function that binds a step to the present addresses."""
-    values = [*(leaves.values[i] for i in code.leaves), *ys]
-    region = onednn.parallel_region() if code.threads > 1 else 0
-    numbers = [code.chunk, *code.sizes, *(n for s in code.steps for n in s), *[0] * len(values)]
-    frames = np.array([[0, code.threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
-    start, address = frames.shape[1] - len(values), FrameAddress(frames)
+def framed(
+    function: Compiled,
+    threads: int,
+    chunk: int,
+    sizes: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    values: Sequence[Value],
+    scratch: Buffer | None = None,
+    places: Sequence[int] = (),
+) -> Callable[[], Bound]:
+    """The function that binds machine code to the present addresses; see elementwise/machine_code.py for the frame.
+
+    Args:
+        function: the code.
+        threads: the number of threads.
+        chunk: what a thread claims at a time.
+        sizes: the inner, the outer and the middle size.
+        steps: for each pointer the steps along the outer, the middle and the inner axis.
+        values: the inputs and the results.
+        scratch: temporary memory.
+        places: the first byte of each array in it.
+    """
+    region = onednn.parallel_region() if threads > 1 else 0
+    numbers = [chunk, *sizes, *(n for s in steps for n in s), *[0] * (len(values) + len(places))]
+    frames = np.array([[0, threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
+    start, address = frames.shape[1] - len(values) - len(places), FrameAddress(frames)
 
     def bind() -> Bound:
-        frames[:, start:] = [v.address for v in values]
-        return [(code.function.call, (address,))]
+        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
+        frames[:, start:] = [*(v.address for v in values), *(base + p for p in places)]
+        return [(function.call, (address,))]
 
     return bind
 
@@ -465,17 +502,18 @@ class FrameAddress(int):
         return made
 
 
-_KNOWN: dict[str, Any] = {}
+Code = tuple[Compiled, tuple[int, ...], tuple[np.dtype[Any], ...]]
+"""A function; the place of each input, or ~i for the size that is term i of `order`; the dtypes of its rows of scratch."""
 
+_KNOWN: dict[str, Code | str] = {}
+"""The code of each key, or why there is none."""
 
 _ASKED: Counter[str] = Counter()
 """The work of the steps that have asked for code that is not there."""
 
 
-def machine_code(
-    site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int
-) -> tuple[Compiled, tuple[int, ...]] | None:
-    """The machine code of terms, and the places of the inputs that it reads; None if there is none, or not yet.
+def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int) -> Code | None:
+    """The machine code of terms; None if there is none, or not yet.
 
     Args:
         site: the place; a plan that is deterministic does not depend on what is kept.
@@ -488,54 +526,55 @@ def machine_code(
     key = repr((_key(results), classes))
     found = _KNOWN.get(key)
     if found is None:
-        made = partial(_made, key, results, classes)
         try:
-            check(results, dict(enumerate(classes)))
+            code = emit("k", results, dict(enumerate(classes)))
             function = kept(key, "k")
         except (NotEmitted, NotCompiled) as reason:
-            function, found = None, str(reason)
+            _KNOWN[key] = str(reason)
+            return None
+        terms = {id(t): i for i, t in enumerate(order(results))}
+        inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
+        made = partial(_made, key, code, inputs)
         if function is not None:
-            found = (function, tuple(t.extra for t in inputs_of(results)))
-        elif found is None and (site.options.deterministic or waits()):
+            found = _KNOWN[key] = (function, inputs, code.scratch)
+        elif site.options.deterministic or waits():
             if work < WORTH:
                 return None
             found = made()
-        elif found is None:
+        else:
             _ASKED[key] += work
             if work >= WORTH or _ASKED[key] >= TOGETHER:
                 site.wanted[key] = made
             return None
-        _KNOWN[key] = found
     return None if isinstance(found, str) else found
 
 
-def _made(key: str, results: tuple[Term, ...], classes: tuple[str, ...]) -> Any:
-    """Compile the machine code of terms; what is known of it from now on."""
-    _KNOWN[key] = "it cannot be made"
+def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
+    """Compile machine code; what is known of it from now on."""
+    found: Code | str = "it cannot be made"
     try:
-        function = compiled(key, "k", lambda: emit("k", results, dict(enumerate(classes))).text)
-        _KNOWN[key] = (function, tuple(t.extra for t in inputs_of(results)))
+        found = (compiled(key, "k", lambda: code.text), inputs, code.scratch)
     except (NotEmitted, NotCompiled) as reason:
-        _KNOWN[key] = str(reason)
-    return _KNOWN[key]
+        found = str(reason)
+    finally:
+        _KNOWN[key] = found
+    return found
 
 
 def _key(results: Sequence[Term]) -> Any:
-    """All on which the code of an expression depends; with reductions the shapes too."""
+    """All on which the code of an expression depends."""
     places: dict[int, int] = {}
     rows = []
-    terms = order(results)
-    reduces = any(t.op == "reduce" for t in terms)
-    for t in terms:
+    for t in order(results):
         places[id(t)] = len(places)
-        shape = t.shape if reduces else ()
+        shape = (len(t.shape), t.shape[-1:] == t.args[0].shape[-1:]) if t.op in ("reduce", "expand") else None
         rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.str, t.extra, shape))
     return rows, [places[id(r)] for r in results]
 
 
 def _outputs(
     site: Site,
-    leaves: _Leaves,
+    leaves: Leaves,
     layout: Sequence[int],
     reusable: Callable[[Value], bool],
     into: Mapping[int, Value],
@@ -570,7 +609,7 @@ def _outputs(
     return ys
 
 
-def _apart(leaves: _Leaves, v: Value, place: int, may_replace: Callable[[int, int], bool], k: int) -> bool:
+def _apart(leaves: Leaves, v: Value, place: int, may_replace: Callable[[int, int], bool], k: int) -> bool:
     """Whether a result may overwrite a leaf: nothing reads that, or another view of its memory, afterwards."""
     for i, other in enumerate(leaves.values):
         if other.buffer is v.buffer:
@@ -594,6 +633,14 @@ def expression(site: Site, *inputs: Value | None) -> Value:
 
 
 def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
+    terms, values, free = chained(site, inputs)
+    label = "+".join([site.name, *(f.name for f in site.followers[: site.absorbed])]).lower()
+    (y,) = compute(site, terms[-1:], values, label, lambda v: id(v) in free, engine=engine)
+    return y
+
+
+def chained(site: Site, inputs: Sequence[Value | None]) -> tuple[list[Term], list[Value], set[int]]:
+    """The terms of a call and of those that follow it, which it absorbs, the inputs, and the ids of those that it may replace."""
     operations = [Operation(site.operator, site.attributes, tuple(inputs))]
     free = {id(v) for place, v in enumerate(inputs) if v is not None and site.reusable(place)}
     for f in site.followers:
@@ -602,14 +649,12 @@ def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
         operands = tuple(len(operations) - 1 if i == f.place else v for i, v in enumerate(f.inputs))
         operations.append(Operation(versioned("", f.name, f.version), f.attributes, operands))
         free |= {id(f.inputs[p]) for p in f.reusable}
-    terms, values = _longest(site, operations)
+    terms, values = longest(site, operations)
     site.absorb(len(terms) - 1)
-    label = "+".join([site.name, *(f.name for f in site.followers[: len(terms) - 1])]).lower()
-    (y,) = compute(site, terms[-1:], values, label, lambda v: id(v) in free, engine=engine)
-    return y
+    return terms, values, free
 
 
-def _longest(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list[Value]]:
+def longest(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list[Value]]:
     """The terms of as many of the calls, from the first, as are elementwise."""
     for count in range(len(operations), 1, -1):
         try:

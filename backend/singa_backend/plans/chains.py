@@ -79,28 +79,21 @@ def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -
     Returns:
         The groups in order.
     """
-    found: list[list[ir.Node] | None] = [list(g) for g in groups]
     plain = [all(map(is_elementwise, g)) for g in groups]
     of = {call: at for at, g in enumerate(groups) for call in g}
     readers: dict[ir.Value, set[int]] = {v: {-1} for v in outputs}
     for call, at in of.items():
         for i in call.reads:
             readers.setdefault(i, set()).add(at)
+    found: list[list[ir.Node]] = [list(g) for g in groups]
+    place = list(range(len(groups)))  # of each group, that of the one that it has joined
+
     for at in reversed(range(len(groups))):
-        by = set().union(*(readers.get(o, set()) for c in groups[at] for o in c.results)) - {at}
+        by = {place[r] if r >= 0 else r for c in groups[at] for o in c.results for r in readers.get(o, ())} - {at}
         (into,) = by if len(by) == 1 else (-1,)
-        if into < 0 or not plain[at] or not plain[into]:
-            continue
-        whole, own = found[into], found[at]
-        assert whole is not None and own is not None
-        if len(whole) + len(own) > WIDEST:
-            continue
-        found[into], found[at] = [*own, *whole], None
-        for read in readers.values():
-            if at in read:
-                read.discard(at)
-                read.add(into)
-    return [tuple(g) for g in found if g is not None]
+        if into >= 0 and plain[at] and plain[into] and len(found[at]) + len(found[into]) <= WIDEST:
+            found[into], found[at], place[at] = [*found[at], *found[into]], [], into
+    return [tuple(g) for g in found if g]
 
 
 def is_binary(call: ir.Node) -> bool:
