@@ -10,8 +10,8 @@ import pytest
 from singa_backend.devices.device import resolve
 from singa_backend.domains import load_domain
 from singa_backend.elementwise.cuda_form import NotWritten, cuda_form
-from singa_backend.elementwise.expression import FUNCTIONS, Term, Trace, order
-from singa_backend.elementwise.trace import Kind, traced
+from singa_backend.elementwise.expression import FUNCTIONS, ExpressionTrace, Term, order
+from singa_backend.elementwise.trace import InputKind, traced
 from singa_backend.ir.declaration import declarations, has_trait
 from singa_backend.ir.versioned import VersionedOperator, versioned
 
@@ -65,7 +65,7 @@ UNWRITTEN = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_has_the_bits_of_cupys(xp: Any, name: str, dtype: np.dtype[Any]) -> None:
-    ufunc, trace = FUNCTIONS[name], Trace(device=True)
+    ufunc, trace = FUNCTIONS[name], ExpressionTrace(device=True)
     arrays = [elements(dtype) for _ in range(ufunc.nin)]
     try:
         term = ufunc(*(trace.input(dtype, a.shape) for a in arrays)).term
@@ -105,7 +105,7 @@ def test_functions_of_the_namespace_have_its_bits(xp: Any, dtype: Any) -> None:
     arrays = [elements(np.dtype(dtype)), elements(np.dtype(dtype)), RNG.random(74) < 0.5]
     there = [xp.from_host(a) for a in arrays]
     for name, call in calls.items():
-        trace = Trace(device=True)
+        trace = ExpressionTrace(device=True)
         term = call(trace.xp, *(trace.input(a.dtype, a.shape) for a in arrays)).term
         try:
             check_bits(computed(xp, term, there), call(xp, *there).get())
@@ -125,14 +125,14 @@ def test_functions_of_the_namespace_have_its_bits(xp: Any, dtype: Any) -> None:
     ],
 )
 def test_what_has_no_text(call: Any, reason: str) -> None:
-    trace = Trace(device=True)
+    trace = ExpressionTrace(device=True)
     with pytest.raises(NotWritten, match=reason):
         cuda_form([call(trace.input(np.float32, (2, 3))).term])
 
 
 def test_an_input_in_another_shape_is_an_operand() -> None:
     """Axes of 1 in front change nothing; a value in two shapes is two operands."""
-    trace = Trace(device=True)
+    trace = ExpressionTrace(device=True)
     x, y = trace.input(np.float32, (2, 3)), trace.input(np.float32, (3,))
     form = cuda_form([(x * y.reshape(1, 3)).term])
     assert [t.shape for t in form.leaves] == [(2, 3), (3,)]
@@ -145,7 +145,7 @@ def test_equal_expressions_have_one_text() -> None:
     """Kernels are compiled by their text: it has no trace of the shapes or of the order in which inputs were made."""
     texts = set()
     for shape in ((4,), (2, 3)):
-        trace = Trace(device=True)
+        trace = ExpressionTrace(device=True)
         _, x, y = (trace.input(np.float32, shape) for _ in range(3))
         texts.add(cuda_form([(np.tanh(x * y) + 1).term, (x * y).term]).text)
     (text,) = texts
@@ -201,7 +201,7 @@ def operands(operator: VersionedOperator, wide: bool) -> list[np.ndarray]:
 
 def checked(xp: Any, operator: VersionedOperator, attributes: dict[str, Any], arrays: list[np.ndarray]) -> bool:
     """Compare an operator with its text; False if it has none."""
-    found = traced(operator, attributes, tuple(Kind(a.dtype, a.shape) for a in arrays), device=True)
+    found = traced(operator, attributes, tuple(InputKind(a.dtype, a.shape) for a in arrays), device=True)
     if isinstance(found, str) or found.checks:
         return False
     there = [xp.from_host(a) for a in arrays]

@@ -16,7 +16,7 @@ from tests.helpers.elementwise_frames import Call, gomp, run, traced
 import singa_backend.operators
 from singa_backend.devices import namespaces
 from singa_backend.elementwise.compile import LEVELS, available, native, target
-from singa_backend.elementwise.expression import FUNCTIONS, NotTraced, Term, Trace, order
+from singa_backend.elementwise.expression import FUNCTIONS, ExpressionTrace, NotTraced, Term, order
 from singa_backend.elementwise.functions import COSTLY
 from singa_backend.elementwise.machine_code import emit
 from singa_backend.elementwise.primitives import NotEmitted
@@ -521,7 +521,7 @@ def test_threads_claim_all_parts() -> None:
 
 def test_recorded_terms_of_one_element() -> None:
     """A size is an input of one element after the recorded ones."""
-    trace = Trace()
+    trace = ExpressionTrace()
     x = trace.input(np.float32, (4, 9))
     y = x / trace.count(x, -1)
     code = emit("kernel", [y.term], {0: "row"})

@@ -15,7 +15,7 @@ from singa_backend.conform.fuzz.generate import allowed_types, draw_opset
 from singa_backend.conform.fuzz.strategies import Draw, Skip
 from singa_backend.devices.namespaces import numpy
 from singa_backend.domains import load_domain
-from singa_backend.elementwise.expression import NotTraced, Trace, order
+from singa_backend.elementwise.expression import ExpressionTrace, NotTraced, order
 from singa_backend.elementwise.numpy_form import evaluate
 from singa_backend.errors import OperatorError
 from singa_backend.ir.declaration import declarations, has_trait
@@ -119,9 +119,9 @@ def call(key: Key, version: int, xp: Any, inputs: list[Any], d: Draw) -> list[An
         return operator.run(xp, inputs, operator.arguments(d.attributes), [bool(o) for o in d.outputs])
 
 
-def traced(key: Key, version: int, d: Draw) -> tuple[Trace, list[Any], list[np.ndarray]]:
+def traced(key: Key, version: int, d: Draw) -> tuple[ExpressionTrace, list[Any], list[np.ndarray]]:
     """The trace of a node, its results, and the arrays of its inputs."""
-    trace = Trace()
+    trace = ExpressionTrace()
     recorded, arrays = list(d.inputs), []
     for i, x in enumerate(d.inputs):
         if x is not None and not reads_on_host(declarations[key][version], i):
@@ -180,7 +180,7 @@ def test_what_a_definition_refuses_is_a_check(name: str, version: int, values: t
     operator = VersionedOperator(declarations["", name][version], version)
     with pytest.raises(OperatorError) as expected:
         operator.run(numpy, arrays, {}, [True])
-    trace = Trace()
+    trace = ExpressionTrace()
     operator.run(trace.xp, [trace.input(a.dtype, a.shape) for a in arrays], {}, [True])
     ((bad, error),) = trace.checks
     assert evaluate([bad], arrays)[0].any() and str(error()) == str(expected.value)

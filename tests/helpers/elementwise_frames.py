@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from singa_backend.elementwise import compile as machine
-from singa_backend.elementwise.expression import Term, Trace, order
+from singa_backend.elementwise.expression import ExpressionTrace, Term, order
 from singa_backend.elementwise.machine_code import MachineCode, emit
 
 
 def traced(body: Callable[..., Any], *inputs: tuple[Any, tuple[int, ...]], **options: Any) -> list[Term]:
     """The terms of a function of (xp, arrays)."""
-    trace = Trace()
+    trace = ExpressionTrace()
     results = body(trace.xp, *(trace.input(d, s) for d, s in inputs), **options)
     return [r.term for r in (results if isinstance(results, (tuple, list)) else [results])]
 

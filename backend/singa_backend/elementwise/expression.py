@@ -1,6 +1,6 @@
 """An elementwise expression: a graph of primitives, which a definition leaves when it is called with recorded arrays.
 
-    traced = Trace()
+    traced = ExpressionTrace()
     x = traced.input(np.float32, (3, 4))
     y = gelu.body(traced.xp, x, approximate="none")     # y.term is the expression
 
@@ -88,7 +88,7 @@ class Term:
 class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
     """What a definition has in place of an array: an operation in place binds it to another term."""
 
-    def __init__(self, trace: Trace, term: Term) -> None:
+    def __init__(self, trace: ExpressionTrace, term: Term) -> None:
         self.trace, self.term = trace, term
 
     @property
@@ -201,7 +201,7 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         raise NotTraced("a value on the host")
 
 
-class Trace:
+class ExpressionTrace:
     """The terms of an expression.
 
     Args:
@@ -218,7 +218,7 @@ class Trace:
         self.device = device
         self.checks: list[tuple[Term, Callable[[], OperatorError]]] = []
         self.inputs: list[Term] = []
-        self.xp = Recorder(self)
+        self.xp = RecordingNamespace(self)
         self._known: dict[Any, Term] = {}
         self._kept: list[Term] = []  # the keys have the addresses of terms
 
@@ -317,12 +317,12 @@ class Trace:
         return reduced if keepdims else self.reshape(reduced, [n for i, n in enumerate(x.shape) if i not in axes])
 
 
-class Recorder(Namespace):
+class RecordingNamespace(Namespace):
     """The namespace of a trace: NumPy's functions record themselves, and these functions record what is a primitive."""
 
     records = True
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: ExpressionTrace) -> None:
         self.trace, self.module, self.lib, self.ndarray = trace, np, np.lib, Recorded
 
     def __getattr__(self, name: str) -> Any:

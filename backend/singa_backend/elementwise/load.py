@@ -50,7 +50,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Symbol:
+class ElfSymbol:
     """A name in an object file: its section, 0 if it is in none, and its place there."""
 
     name: str
@@ -67,13 +67,13 @@ def sections(code: bytes) -> list[Section]:
     return [Section(kind, flags, *rest) for _, kind, flags, _, *rest in fields]
 
 
-def symbols(code: bytes, found: list[Section]) -> Iterator[Symbol]:
+def symbols(code: bytes, found: list[Section]) -> Iterator[ElfSymbol]:
     """The symbols of an ELF file, the first of which means none."""
     for table in found:
         for at in table.entries if table.kind == _SYMBOLS else ():
             name, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", code, at)
             first = found[table.link].start + name
-            yield Symbol(code[first : code.index(b"\0", first)].decode(), section, value)
+            yield ElfSymbol(code[first : code.index(b"\0", first)].decode(), section, value)
 
 
 def undefined(code: bytes) -> list[str]:

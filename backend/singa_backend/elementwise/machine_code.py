@@ -200,7 +200,7 @@ class _Kernel:
                     pointer = self._moved(self._moved(pointer, o, steps[j][0]), m, steps[j][1])
                     pointer = pointer if self.rows else self._moved(pointer, skipped, steps[j][2])
                 at.append(pointer)
-            _Row(self, at, [s[2] for s in steps], part).passes()
+            _RowText(self, at, [s[2] for s in steps], part).passes()
 
         k.loop(end, 1, row, first)
         k.emit("br label %claim")
@@ -215,7 +215,7 @@ class _Kernel:
         return k.raw(f"select i1 {k.raw(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
 
-class _Row:
+class _RowText:
     """The text for a row: a pass over it for each level of reductions."""
 
     def __init__(self, kernel: _Kernel, at: list[str], steps: list[str], n: str) -> None:

@@ -36,7 +36,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Call:
+class NumpyCall:
     """A call of NumPy: the function, its operands, and where the result is; `options` follow the result."""
 
     function: Callable[..., Any]
@@ -54,7 +54,7 @@ class Call:
         return self.function, (*reads, target)
 
 
-class Program:
+class NumpyProgram:
     """The calls of an expression whose results have one shape.
 
     Args:
@@ -68,7 +68,7 @@ class Program:
     """
 
     def __init__(self, results: Sequence[Term]) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[NumpyCall] = []
         self.registers: list[np.dtype[Any]] = []
         terms = order(results)
         self._results = {id(r): k for k, r in reversed(list(enumerate(results)))}
@@ -117,7 +117,7 @@ class Program:
         return Ref("reg", len(self.registers) - 1)
 
     def _call(self, function: Callable[..., Any], reads: Sequence[Ref], target: Ref, *options: Any) -> Ref:
-        self.calls.append(Call(function, tuple(reads), target, options))
+        self.calls.append(NumpyCall(function, tuple(reads), target, options))
         return target
 
     def _target(self, t: Term, dying: Sequence[Ref] = ()) -> Ref:

@@ -11,14 +11,14 @@ import numpy as np
 
 from ..errors import OperatorError
 from ..ir.versioned import VersionedOperator
-from .expression import NotTraced, Recorded, Term, Trace, order
+from .expression import ExpressionTrace, NotTraced, Recorded, Term, order
 
 DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
 """The dtypes of inputs and results."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class InputKind:
     """What a trace knows of an input: its dtype and shape, and the bytes of one that is read on the host."""
 
     dtype: np.dtype[Any]
@@ -40,7 +40,7 @@ class Traced:
 
 
 def traced(
-    operator: VersionedOperator, attributes: Mapping[str, Any], kinds: tuple[Kind | None, ...], device: bool = False
+    operator: VersionedOperator, attributes: Mapping[str, Any], kinds: tuple[InputKind | None, ...], device: bool = False
 ) -> Traced | str:
     """The expression of one call; the reason if it has none.
 
@@ -58,9 +58,9 @@ def traced(
 
 @lru_cache(maxsize=4096)
 def _call(
-    operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[Kind | None, ...], device: bool
+    operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[InputKind | None, ...], device: bool
 ) -> Traced | str:
-    trace = Trace(device)
+    trace = ExpressionTrace(device)
     inputs: list[Any] = []
     for k in kinds:
         if k is not None and k.content is not None:
@@ -78,7 +78,7 @@ def _call(
     return Traced((y.term,), tuple(bad for bad, _ in trace.checks))
 
 
-def substituted(whole: Trace, results: Sequence[Term], operands: Sequence[Recorded]) -> list[Recorded]:
+def substituted(whole: ExpressionTrace, results: Sequence[Term], operands: Sequence[Recorded]) -> list[Recorded]:
     """Terms of another trace, with these operands in the places of its inputs."""
     places: dict[int, Recorded] = {}
     for t in order(results):

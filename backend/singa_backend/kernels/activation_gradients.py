@@ -11,7 +11,7 @@ from ..elementwise.compile import available
 from ..ir.gradient import GRADIENT
 from ..ir.versioned import VersionedOperator
 from . import onednn as dnn
-from .expressions import Operation, compute, trace
+from .expressions import ExpressionCall, compute, trace
 from .functions import GRADIENTS
 from .lowering import desc, emit, ordered, require_gradient, require_plain, threads_for
 from .onednn import backward
@@ -95,10 +95,10 @@ def by_rule(site: Site, *reads: Value | None) -> Value:
             _bodies.clear()
         _bodies[key] = _calls(site, given)
     calls, last = _bodies[key]
-    operations: list[Operation] = []
+    operations: list[ExpressionCall] = []
     for operator, attributes, operands in calls[: last + 1]:
         values = [given[o] if isinstance(o, str) else site.constant(o) if isinstance(o, np.ndarray) else o for o in operands]
-        operations.append(Operation(operator, attributes, tuple(values)))
+        operations.append(ExpressionCall(operator, attributes, tuple(values)))
     terms, inputs = trace(site, operations)
     free = {id(v) for place, v in enumerate(reads) if v is not None and site.reusable(place)}
     label = f"{site.name.lower()} gradient"

@@ -17,12 +17,12 @@ import numpy as np
 
 from ..elementwise import facts
 from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
-from ..elementwise.expression import Recorded, Term, Trace, order
+from ..elementwise.expression import ExpressionTrace, Recorded, Term, order
 from ..elementwise.facts import Range
 from ..elementwise.machine_code import MachineCode, emit
-from ..elementwise.numpy_form import Program, evaluate
+from ..elementwise.numpy_form import NumpyProgram, evaluate
 from ..elementwise.primitives import NotEmitted
-from ..elementwise.trace import DTYPES, Kind, substituted, traced
+from ..elementwise.trace import DTYPES, InputKind, substituted, traced
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
 from . import onednn
 from .elementwise import BLOCK, collapsed, finiteness_of, order_of, stretched
@@ -44,7 +44,7 @@ _FREE = frozenset(["input", "const", "expand", "reshape", "size"])
 
 
 @dataclass(frozen=True)
-class Operation:
+class ExpressionCall:
     """A call of an expression.
 
     Attributes:
@@ -58,18 +58,18 @@ class Operation:
     operands: tuple[Value | int | None, ...]
 
 
-def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list[Value]]:
+def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term], list[Value]]:
     """The terms of the results of calls, and the values of the inputs; refuses calls that are not elementwise."""
-    whole = Trace()
+    whole = ExpressionTrace()
     inputs: dict[int, tuple[Value, Recorded]] = {}
     made: list[Recorded] = []
     for one in operations:
         operands: list[Recorded | None] = []
-        kinds: list[Kind | None] = []
+        kinds: list[InputKind | None] = []
         for n, v in enumerate(one.operands):
             if isinstance(v, Value) and reads_on_host(one.operator.declaration, n):
                 site.require(v.constant, "an input that is read on the host is not a constant")
-                kinds.append(Kind(v.dtype, v.shape, v.array.tobytes()))
+                kinds.append(InputKind(v.dtype, v.shape, v.array.tobytes()))
                 continue
             if isinstance(v, Value):
                 site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
@@ -79,7 +79,7 @@ def trace(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list
             else:
                 operand = None if v is None else made[v]
             operands.append(operand)
-            kinds.append(None if operand is None else Kind(operand.dtype, operand.shape))
+            kinds.append(None if operand is None else InputKind(operand.dtype, operand.shape))
         found = traced(one.operator, one.attributes, tuple(kinds))
         if isinstance(found, str):
             site.refuse(found)
@@ -186,7 +186,7 @@ class Leaves:
         self._site, self._inputs, self._rows = site, inputs, rows
         self.shape = results[0].shape
         self.values: list[Value] = []
-        self._trace = Trace()
+        self._trace = ExpressionTrace()
         self._places: dict[Any, Recorded] = {}
         self._done: dict[int, Recorded] = {}
         terms = order(results)
@@ -264,7 +264,7 @@ def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _emit(
     site: Site, leaves: Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
 ) -> list[Value]:
-    program = Program(leaves.results)
+    program = NumpyProgram(leaves.results)
     layout = _layout(leaves, into)
     first = program.calls[0].function
     name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
@@ -578,20 +578,20 @@ def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
 
 def chained(site: Site, inputs: Sequence[Value | None]) -> tuple[list[Term], list[Value], set[int]]:
     """The terms of a call and of those that follow it, which it absorbs, the inputs, and the ids of those that it may replace."""
-    operations = [Operation(site.operator, site.attributes, tuple(inputs))]
+    operations = [ExpressionCall(site.operator, site.attributes, tuple(inputs))]
     free = {id(v) for place, v in enumerate(inputs) if v is not None and site.reusable(place)}
     for f in site.followers:
         if f.place < 0 or any(v is not None and v.dtype not in DTYPES for v in f.inputs):
             break
         operands = tuple(len(operations) - 1 if i == f.place else v for i, v in enumerate(f.inputs))
-        operations.append(Operation(versioned("", f.name, f.version), f.attributes, operands))
+        operations.append(ExpressionCall(versioned("", f.name, f.version), f.attributes, operands))
         free |= {id(f.inputs[p]) for p in f.reusable}
     terms, values = longest(site, operations)
     site.absorb(len(terms) - 1)
     return terms, values, free
 
 
-def longest(site: Site, operations: Sequence[Operation]) -> tuple[list[Term], list[Value]]:
+def longest(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term], list[Value]]:
     """The terms of as many of the calls, from the first, as are elementwise."""
     for count in range(len(operations), 1, -1):
         try:

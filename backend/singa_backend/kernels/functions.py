@@ -18,7 +18,7 @@ Parameter = str | float
 
 
 @dataclass(frozen=True)
-class Row:
+class EltwiseFunction:
     """An operator.
 
     Attributes:
@@ -45,25 +45,25 @@ class Row:
         return None if found is None else (name or found, alpha, beta)
 
 
-TABLE: dict[str, Row] = {
-    "Relu": Row("relu", infinities=True, backward="relu_use_dst_for_bwd"),
-    "LeakyRelu": Row("relu", ("alpha",)),
-    "PRelu": Row("relu", alone=False, backward=""),
-    "Elu": Row("elu", ("alpha",)),
-    "Sigmoid": Row("logistic", total=True, infinities=True, backward="logistic_use_dst_for_bwd"),
-    "Tanh": Row("tanh", total=True, infinities=True, backward="tanh_use_dst_for_bwd"),
-    "HardSigmoid": Row("hardsigmoid", ("alpha", "beta"), infinities=True),
-    "HardSwish": Row("hardswish", (1 / 6, 0.5)),
-    "Swish": Row("swish", ("alpha",)),
-    "Gelu": Row({"none": "gelu_erf", "tanh": "gelu_tanh"}),
-    "Mish": Row("mish"),
-    "Abs": Row("abs", infinities=True, alone=False, backward=""),
-    "Neg": Row("linear", (-1.0,), infinities=True, alone=False, backward=""),
-    "Clip": Row("clip", infinities=True, backward=""),
+TABLE: dict[str, EltwiseFunction] = {
+    "Relu": EltwiseFunction("relu", infinities=True, backward="relu_use_dst_for_bwd"),
+    "LeakyRelu": EltwiseFunction("relu", ("alpha",)),
+    "PRelu": EltwiseFunction("relu", alone=False, backward=""),
+    "Elu": EltwiseFunction("elu", ("alpha",)),
+    "Sigmoid": EltwiseFunction("logistic", total=True, infinities=True, backward="logistic_use_dst_for_bwd"),
+    "Tanh": EltwiseFunction("tanh", total=True, infinities=True, backward="tanh_use_dst_for_bwd"),
+    "HardSigmoid": EltwiseFunction("hardsigmoid", ("alpha", "beta"), infinities=True),
+    "HardSwish": EltwiseFunction("hardswish", (1 / 6, 0.5)),
+    "Swish": EltwiseFunction("swish", ("alpha",)),
+    "Gelu": EltwiseFunction({"none": "gelu_erf", "tanh": "gelu_tanh"}),
+    "Mish": EltwiseFunction("mish"),
+    "Abs": EltwiseFunction("abs", infinities=True, alone=False, backward=""),
+    "Neg": EltwiseFunction("linear", (-1.0,), infinities=True, alone=False, backward=""),
+    "Clip": EltwiseFunction("clip", infinities=True, backward=""),
 }
 """The operators.  `soft_relu` is not Softplus: it is negative below -17, where a logarithm that follows would be NaN."""
 
-GRADIENTS = {**{n: r for n, r in TABLE.items() if r.backward != ""}, "Softplus": Row("soft_relu", (1.0,))}
+GRADIENTS = {**{n: r for n, r in TABLE.items() if r.backward != ""}, "Softplus": EltwiseFunction("soft_relu", (1.0,))}
 """The operators whose gradient is that of a function of oneDNN."""
 
 

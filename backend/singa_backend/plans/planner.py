@@ -608,16 +608,10 @@ class Planner:
                     return UseDefinitions(str(refused))
                 tries -= 1  # each leaves fewer gradients to refuse
                 self.gradients.refuse(refused)
-                with self.tracing:
-                    self._renew()
-                self.latest = None
-                budget.restart()
+                self._begin_again(budget)
             except NotInPlace:
                 self.replaced = {}
-                with self.tracing:
-                    self._renew()
-                self.latest = None
-                budget.restart()
+                self._begin_again(budget)
             except Mismatch as found:
                 self.dynamic.add(model_node(found.call))
                 self.plans.pop(key, None)
@@ -632,6 +626,13 @@ class Planner:
                 budget.restart()
                 return MEMORY  # the definitions may need less
         return MOVING
+
+    def _begin_again(self, budget: limits.Budget) -> None:
+        """Make the graph of the plans again, in a run that has not returned anything."""
+        with self.tracing:
+            self._renew()
+        self.latest = None
+        budget.restart()
 
     def _keep(self, key: Any, plan: Plan, budget: limits.Budget, again: bool) -> None:
         is_new = key not in self.plans and not again  # another thread may have made it too

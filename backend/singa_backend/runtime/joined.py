@@ -18,8 +18,8 @@ import numpy as np
 from .. import limits
 from ..devices.device import Device
 from ..elementwise.cuda_form import CudaForm, NotWritten, cuda_form
-from ..elementwise.expression import Recorded, Term, Trace
-from ..elementwise.trace import DTYPES, Kind, substituted, traced
+from ..elementwise.expression import ExpressionTrace, Recorded, Term
+from ..elementwise.trace import DTYPES, InputKind, substituted, traced
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import Node, Value
@@ -48,7 +48,7 @@ _FREE = frozenset(["input", "const", "reshape", "expand"])
 """Terms that compute nothing: a view costs no kernel."""
 
 
-def _traced(node: Node, kinds: tuple[Kind, ...]) -> Term | None:
+def _traced(node: Node, kinds: tuple[InputKind, ...]) -> Term | None:
     """The expression of a node for inputs of these dtypes and shapes; None if no kernel computes it."""
     assert node.operator is not None
     found = traced(node.operator, node.attributes, kinds, device=True)
@@ -80,13 +80,13 @@ def _is_elementwise(node: Node) -> bool:
     return False
 
 
-def _probes(operator: VersionedOperator, count: int) -> Iterator[tuple[Kind, ...]]:
+def _probes(operator: VersionedOperator, count: int) -> Iterator[tuple[InputKind, ...]]:
     """Inputs of one element: of each dtype of `_PROBES` that the first input takes, and the others if they take it."""
     parameters = operator.schema.inputs
     taken = [parameters[min(place, len(parameters) - 1)].types for place in range(count)]
     for first in _PROBES:
         dtypes = [next((d for name, d in (first, *_PROBES) if name in types), None) for types in taken]
-        kinds = tuple(Kind(d, (1,) if place else (1, 1)) for place, d in enumerate(dtypes) if d is not None)
+        kinds = tuple(InputKind(d, (1,) if place else (1, 1)) for place, d in enumerate(dtypes) if d is not None)
         if first[0] in taken[0] and len(kinds) == count:
             yield kinds
 
@@ -415,7 +415,7 @@ class _JoinedPlan:
 
     def __init__(self, node: Joined, given: Sequence[Any]) -> None:
         self.node = node
-        self.kinds: dict[int, Kind] = {}
+        self.kinds: dict[int, InputKind] = {}
         self.scalars: set[int] = set()
         self.numbers: list[Node] = []
         self.terms: dict[int, Term] = {}
@@ -423,7 +423,7 @@ class _JoinedPlan:
         self.constants: dict[Any, Any] = {}
         self.on_host: set[int] = set()
         for slot, (shape, dtype, known) in zip(node.input_slots, given, strict=True):
-            self.kinds[slot] = Kind(dtype, shape)
+            self.kinds[slot] = InputKind(dtype, shape)
             if known is None:
                 self.scalars.add(slot)
             if known is not False:
@@ -444,7 +444,7 @@ class _JoinedPlan:
                 self.numbers.append(n)
                 self.scalars.add(slot)
                 self.on_host.add(slot)
-            self.kinds[slot] = Kind(term.dtype, term.shape)
+            self.kinds[slot] = InputKind(term.dtype, term.shape)
             self.terms[id(n)] = term
             self.brought |= {n.input_slots[t.args[0].extra] for t in leaves if t.op == "reshape"}
             self.constants |= {_constant(t): t.number.item() for t in leaves if t.op == "const"}
@@ -479,7 +479,7 @@ class _JoinedPlan:
 
     def form(self, members: Sequence[Node]) -> tuple[CudaForm, list[Any], list[int]]:
         """What the kernel of some members computes, the slot or the constant of each operand, and the slots of the results."""
-        whole = Trace(device=True)
+        whole = ExpressionTrace(device=True)
         values: dict[int, Recorded] = {}
         read: list[int] = []
         for n in members:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...elementwise.compile import available
 from ...ir import graph as ir
 from ...ir.graph import ABSENT
-from ...kernels.expressions import MISSING, Operation, compute, trace
+from ...kernels.expressions import MISSING, ExpressionCall, compute, trace
 from ...kernels.table import Kernel, Refused
 from ...kernels.values import Value
 from ..chains import chains, is_elementwise
@@ -35,7 +35,7 @@ class Updater(Placer):
             super()._group(group)
             return
         positions: dict[ir.Value, int] = {}
-        operations: list[Operation] = []
+        operations: list[ExpressionCall] = []
         rest: list[ir.Node] = []
         known = True
         for call in group:
@@ -49,7 +49,7 @@ class Updater(Placer):
                 continue
             assert call.operator is not None
             positions[call.results[0]] = len(operations)
-            operations.append(Operation(call.operator, call.attributes, tuple(operands)))
+            operations.append(ExpressionCall(call.operator, call.attributes, tuple(operands)))
             rest.append(call)
         if rest and not (known and self._as_one_step(rest, operations, positions, label)):
             for chain in chains(rest, self._results(rest)):
@@ -79,7 +79,7 @@ class Updater(Placer):
         return found
 
     def _as_one_step(
-        self, calls: Sequence[ir.Node], operations: Sequence[Operation], positions: dict[ir.Value, int], label: str
+        self, calls: Sequence[ir.Node], operations: Sequence[ExpressionCall], positions: dict[ir.Value, int], label: str
     ) -> bool:
         """Compute calls with one step; return whether it was possible."""
         results = [positions[o] for o in self._results(calls)]
