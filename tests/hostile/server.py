@@ -30,13 +30,15 @@ import structure
 from onnx import helper
 
 from singa_backend import Limits, SingaBackend, SonnxError
+from singa_backend.elementwise import compile as machine_code
 from singa_backend.limits import Budget, spend
 from singa_backend.proto.schemas import MICROSOFT, load_domain
 
 PATIENCE = 10.0
 """Seconds after which a child hangs."""
 CODE = (".py", ".pyc", ".so")
-LOAD = "/proc/loadavg"  # a plan whose run was slow reads who else uses the cores
+SYSTEM = ("/proc/loadavg", "/proc/cpuinfo")  # who else uses the cores, if a run was slow; what machine code is for
+KEPT = str(machine_code.folder().parent)  # the user's cache of machine code
 
 
 load_domain(MICROSOFT)  # a refusal may look there, which imports modules
@@ -131,6 +133,8 @@ def _run(case: corpus.Case, device: str, path: Path) -> dict[str, Any]:
     before, opened, folder = _kibibytes("VmRSS"), [], os.path.realpath(path.parent)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
+        if any(isinstance(a, str) and a.startswith(KEPT) for a in args[:2]):
+            return
         if event.partition(".")[0] in ("subprocess", "socket") or event in (
             "os.system",
             "os.exec",
@@ -143,8 +147,8 @@ def _run(case: corpus.Case, device: str, path: Path) -> dict[str, Any]:
             name, flags = os.fsdecode(args[0]), args[2]
             if os.path.isabs(name):
                 within = name == folder or name.startswith((folder + "/", str(path.parent) + "/"))
-                code = name.endswith(CODE) and name.startswith((sys.prefix, sys.base_prefix))
-                if not within and not code and name != LOAD:
+                code = name.endswith((*CODE, "METADATA")) and name.startswith((sys.prefix, sys.base_prefix))
+                if not within and not code and name not in SYSTEM:
                     opened.append(name)
             elif "/" in name or not flags & os.O_NOFOLLOW:  # relative to a directory's handle: one name, and no link
                 opened.append(name)

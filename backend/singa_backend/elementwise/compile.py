@@ -10,8 +10,6 @@ import ctypes
 import hashlib
 import itertools
 import os
-import stat
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from .. import machine
+from ..errors import InvalidInput
+from ..io.files import private_folder, write_bytes
 from .load import HERE, NotLoaded, load, refusal, undefined
 
 if TYPE_CHECKING:
@@ -299,50 +299,26 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("sonnx", appauthor=False)) / "machine-code"
 
 
-def _private(info: os.stat_result) -> bool:
-    """Whether nobody else can change a file or a folder; Windows keeps the user's folders private."""
-    return os.name == "nt" or (info.st_uid == os.getuid() and not info.st_mode & 0o022)
-
-
 def _home() -> Path | None:
     """The folder, created if need be; None if others could write it, or there cannot be one."""
     home = folder()
-    try:
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(home, 0o700)
-        info = os.lstat(home)
-    except OSError:
-        return None
-    return home if stat.S_ISDIR(info.st_mode) and _private(info) else None
+    return home if private_folder(home) else None
 
 
 def _read(key: str) -> bytes | None:
-    """The code of a key; None if there is none, or the file is damaged or not the user's."""
+    """The code of a key; None if there is none, or the file is damaged."""
     if (home := _home()) is None:
         return None
     try:
-        with open(home / key, "rb") as file:
-            if not _private(os.fstat(file.fileno())):
-                return None
-            digest, code = file.read(32), file.read()
+        content = (home / key).read_bytes()
     except OSError:
         return None
+    digest, code = content[:32], content[32:]
     return code if hashlib.sha256(key.encode() + code).digest() == digest else None
 
 
 def _write(key: str, code: bytes) -> None:
     """Keep the code of a key, whole or not at all."""
-    if (home := _home()) is None:
-        return
-    try:
-        handle, part = tempfile.mkstemp(dir=home, prefix=".part")
-    except OSError:
-        return
-    try:
-        with open(handle, "wb") as file:
-            file.write(hashlib.sha256(key.encode() + code).digest() + code)
-        os.replace(part, home / key)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(part)
+    if (home := _home()) is not None:
+        with suppress(InvalidInput):
+            write_bytes(home / key, hashlib.sha256(key.encode() + code).digest() + code, parents=False)

@@ -413,6 +413,25 @@ def new_folder(path: StrPath) -> Path:
     return Path(path)
 
 
+def private_folder(path: StrPath) -> bool:
+    """Create a folder that only the user can enter, unless there is one.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        Whether it exists, and nobody else can write it.  Windows keeps the user's folders private.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        info = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and (os.name == "nt" or (info.st_uid == os.getuid() and not info.st_mode & 0o022))
+
+
 def names_in(path: StrPath) -> list[str]:
     """List a folder in which files are written.
 
