@@ -33,6 +33,21 @@ def processor(source: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join(named[1].split()) if named else platform.machine()
 
 
+def features(source: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """What Linux reports of the first core that decides which instructions it has, and how fast they are; empty elsewhere."""
+    found: dict[str, str] = {}
+    try:
+        with open(source, errors="replace") as lines:
+            for line in lines:
+                name, _, text = line.partition(":")
+                if not name.strip():
+                    break
+                found[name.strip()] = text.strip()
+    except OSError:
+        pass
+    return {name: found[name] for name in ("vendor_id", "cpu family", "model", "model name", "flags") if name in found}
+
+
 def usable_cores() -> int:
     """The number of cores that this process may keep busy.
 

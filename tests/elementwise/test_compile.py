@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from singa_backend.elementwise import compile as machine
-from singa_backend.elementwise.compile import NotCompiled, available, compiled, native, target, undefined
+from singa_backend.elementwise.compile import NotCompiled, available, native, target, undefined
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available())
 
@@ -25,6 +25,10 @@ POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows keeps the user's fol
 def text(number: int, name: str = "f") -> str:
     """A function that writes a number."""
     return f"define void @{name}(ptr %x) {{\n  store i64 {number}, ptr %x\n  ret void\n}}\n"
+
+
+def compiled(text: str, name: str, features: str | None = None) -> machine.Compiled:
+    return machine.compiled(text, name, lambda: text, features)
 
 
 def value(function: machine.Compiled) -> int:
@@ -256,6 +260,6 @@ def test_reasons_without_llvmlite() -> None:
     code = "import sys; sys.modules['llvmlite'] = sys.modules['llvmlite.binding'] = None\n"
     code += "from singa_backend.elementwise.compile import NotCompiled, available, compiled\n"
     code += "assert available() == 'llvmlite is not installed', available()\n"
-    code += "try:\n    compiled('', 'f')\nexcept NotCompiled as e:\n    print(e)\n"
+    code += "try:\n    compiled('', 'f', str)\nexcept NotCompiled as e:\n    print(e)\n"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "llvmlite is not installed"

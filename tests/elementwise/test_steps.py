@@ -11,7 +11,7 @@ from tests.helpers.plan_checks import kernels_used, model_of, same
 
 from singa_backend.backend import SingaBackend, SingaRep
 from singa_backend.elementwise.compile import available
-from singa_backend.kernels import expressions, rows
+from singa_backend.kernels import expressions
 from singa_backend.kernels.table import Options
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available() or "-")
@@ -27,7 +27,6 @@ UNARY = (
 def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small the work is."""
     monkeypatch.setattr(expressions, "WORTH", 0)
-    monkeypatch.setattr(rows, "WORTH", 0)
 
 
 def values(*shape: int, dtype: Any = F, seed: int = 0) -> np.ndarray:

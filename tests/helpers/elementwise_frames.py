@@ -74,7 +74,7 @@ class Call:
         self.held = [*used, *counts, *outs, *scratch]
         numbers = [0, threads, gomp() if threads > 1 else 0, chunk, sizes[2], sizes[0], sizes[1]]
         self.frame = np.array([*numbers, *(n for s in steps for n in s), *(a.ctypes.data for a in self.held)], np.int64)
-        self.function = machine.compiled(self.code.text, self.code.name, features)
+        self.function = machine.compiled(self.code.text, self.code.name, lambda: self.code.text, features)
 
     def __call__(self) -> None:
         self.function.call(self.frame.ctypes.data)

@@ -1,6 +1,7 @@
-"""Machine code of LLVM text: optimised, kept in the user's cache by its digest, linked, called with the address of a frame.
+"""Machine code of LLVM text: optimised, kept in the user's cache by what it computes, loaded, called with the address of a frame.
 
-llvmlite is optional and is imported when the first text is compiled.  Code refers to no symbol outside of itself.
+llvmlite is optional, and imported when the first text is compiled; on systems other than Linux on x86-64 when code is loaded.
+Code refers to no symbol outside of itself.
 """
 
 from __future__ import annotations
@@ -10,28 +11,34 @@ import hashlib
 import itertools
 import os
 import stat
-import struct
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
+from functools import cache, partial
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from .. import machine
+from .load import HERE, NotLoaded, load, refusal, undefined
+
 if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "SONNX_MACHINE_CODE"
-"""The environment variable that hides llvmlite if it is `off`."""
+"""The environment variable: `off` for no machine code, `wait` to compile what is missing before a first run goes on."""
 
-FORM = 1
+FORM = 2
 """The form of the files in the cache and of frames."""
+
+SOURCES = ("builder", "compile", "functions", "machine_code", "primitives")
+"""The modules that decide on the code of an expression: what they made before they changed is not used."""
 
 LEVELS: dict[str, tuple[str, str, str]] = {
     "avx2": ("x86_64-unknown-linux-gnu", "x86-64", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt,+cx16,+sahf"),
@@ -102,10 +109,10 @@ class Compiled:
         address: of the function.
     """
 
-    def __init__(self, tracker: Any, name: str) -> None:
-        self.address = int(tracker[name])
-        self.call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
-        weakref.finalize(self.call, _free, tracker).atexit = False  # a __del__ would run before _LIVE forgets the object
+    def __init__(self, address: int, free: Callable[[], None]) -> None:
+        self.address = address
+        self.call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        weakref.finalize(self.call, free).atexit = False  # a __del__ would run before _LIVE forgets the object
 
 
 def _free(tracker: Any) -> None:
@@ -115,11 +122,25 @@ def _free(tracker: Any) -> None:
 
 
 @cache
-def _llvm() -> ModuleType:
-    llvm = import_module("llvmlite.binding")
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+def _imported() -> ModuleType | str:
+    """llvmlite, or why it cannot be used, which no later attempt changes."""
+    try:
+        llvm = import_module("llvmlite.binding")
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.check_jit_execution()
+    except (ImportError, RuntimeError) as error:
+        return f"llvmlite cannot be imported: {error}"
+    except OSError as error:
+        return f"the system refuses code that is made at run time: {error}"
     return llvm
+
+
+def _llvm() -> ModuleType:
+    found = _imported()
+    if isinstance(found, str):
+        raise NotCompiled(found)
+    return found
 
 
 def available() -> str:
@@ -128,26 +149,38 @@ def available() -> str:
     Returns:
         The reason; empty if it is.
     """
-    return f"{VARIABLE} is off" if os.environ.get(VARIABLE, "").lower() == "off" else _missing()
+    return f"{VARIABLE} is off" if _chosen() == "off" else _missing()
+
+
+def waits() -> bool:
+    """Whether a first run waits for code that must be compiled."""
+    return _chosen() == "wait"
+
+
+def _chosen() -> str:
+    return os.environ.get(VARIABLE, "").lower()
 
 
 @cache
 def _missing() -> str:
-    """Why machine code cannot be made here."""
-    with _LOCK:
+    """Why machine code cannot be made here; on Linux on x86-64 without importing llvmlite."""
+    if find_spec("llvmlite") is None:
+        return "llvmlite is not installed"
+    flags, kind = set(machine.features().get("flags", "").split()), "x86_64"
+    if not HERE:
         try:
-            llvm = _llvm()
-            llvm.check_jit_execution()
-        except ImportError:
-            return "llvmlite is not installed"
-        except OSError as error:
-            return f"the system refuses code that is made at run time: {error}"
-        features, triple = llvm.get_host_cpu_features(), llvm.get_process_triple()
-        if triple.startswith(("aarch64", "arm64")):
+            with _LOCK:
+                flags |= {name for name, there in _llvm().get_host_cpu_features().items() if there}
+                kind = _llvm().get_process_triple().split("-")[0]
+        except NotCompiled as reason:
+            return str(reason)
+        if kind.startswith(("aarch64", "arm64")):
             return ""
-        if not triple.startswith("x86_64"):
-            return f"there is no machine code for {triple.split('-')[0]}"
-        return "" if features.get("avx2") and features.get("fma") else "the processor lacks AVX2 or FMA"
+    if kind != "x86_64":
+        return f"there is no machine code for {kind}"
+    if not {"avx2", "fma"} <= flags:
+        return "the processor lacks AVX2 or FMA"
+    return refusal() if HERE else ""
 
 
 @cache
@@ -174,7 +207,7 @@ def target(level: str) -> Machine:
 
 def _machine(triple: str, cpu: str, features: str, jit: bool) -> Machine:
     found = _llvm().Target.from_triple(triple)
-    model = "jitdefault" if jit else "default"
+    model = "small" if HERE else "jitdefault" if jit else "default"
     return Machine(
         cpu, features, found.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel=model, jit=jit)
     )
@@ -185,68 +218,77 @@ def _linker() -> Any:
     return _llvm().create_lljit_compiler(native().target)
 
 
-def compiled(text: str, name: str, features: str | None = None) -> Compiled:
-    """The function of a text, from memory, from the cache, or compiled.
+def compiled(what: str, name: str, text: Callable[[], str], features: str | None = None) -> Compiled:
+    """A function, from memory, from the cache, or compiled.
 
     Args:
-        text: a module.
-        name: of the function in it.
+        what: differs if the texts differ that the emitter makes.
+        name: of the function.
+        text: makes the module, if it is compiled.
         features: of the processor, in LLVM's words; those of this one by default.
 
     Raises:
         NotCompiled: the text has no machine code.
     """
-    if reason := available():
-        raise NotCompiled(reason)
     with _LOCK:
-        machine, key = native(features), _key(text, features)
-        found = _LIVE.get(f"{key} {name}")
+        found = kept(what, name, features)
         if found is None:
-            code = _read(key)
-            if code is None:
-                code = machine.object(text)
-                _write(key, code)
-            found = _LIVE[f"{key} {name}"] = Compiled(_linked(code, name), name)
+            key, module = _key(what, name, features), text()
+            code = native(features).object(module)
+            found = _LIVE.setdefault(key, _loaded(code, name))
+            _write(key, code)
         return found
 
 
-def is_kept(text: str, name: str, features: str | None = None) -> bool:
-    """Whether the code of a text is in memory or in the cache, so that nothing must be compiled."""
-    key = _key(text, features)
-    return f"{key} {name}" in _LIVE or ((home := _home()) is not None and (home / key).exists())
+def kept(what: str, name: str, features: str | None = None) -> Compiled | None:
+    """A function from memory or from the cache; None if it must be compiled.
+
+    Raises:
+        NotCompiled: there is no machine code here.
+    """
+    if reason := available():
+        raise NotCompiled(reason)
+    key = _key(what, name, features)
+    found = _LIVE.get(key)
+    if found is None and (code := _read(key)) is not None:
+        found = _LIVE.setdefault(key, _loaded(code, name))
+    return found
 
 
-def _key(text: str, features: str | None) -> str:
-    """The digest of a text, and of what decides on its code."""
-    machine, version = native(features), ".".join(map(str, _llvm().llvm_version_info))
-    return hashlib.sha256("\n".join((str(FORM), version, machine.cpu, machine.features, text)).encode()).hexdigest()
+def _key(what: str, name: str, features: str | None) -> str:
+    """The digest of what decides on code."""
+    return hashlib.sha256("\n".join((_here(), str(features), name, what)).encode()).hexdigest()
 
 
-def _linked(code: bytes, name: str) -> Any:
-    builder = _llvm().JITLibraryBuilder().add_object_img(code).export_symbol(name)
+@cache
+def _here() -> str:
+    """What decides on the code of all expressions: the emitter, LLVM, and the processor."""
     try:
-        return builder.link(_linker(), f"elementwise{next(_NUMBERS)}")
-    except RuntimeError as error:
-        raise NotCompiled(f"the code cannot be linked: {error}") from error
+        emitter = [hashlib.sha256(Path(__file__).with_name(f"{name}.py").read_bytes()).hexdigest() for name in SOURCES]
+        version = metadata.version("llvmlite")
+    except (OSError, metadata.PackageNotFoundError) as error:
+        raise NotCompiled(f"what made kept code is unknown: {error}") from error
+    processor = machine.features()
+    if not HERE:
+        found = native()
+        processor = {"model": found.cpu, "flags": found.features, "triple": found.target.triple}
+    return repr((FORM, emitter, version, processor))
 
 
-def undefined(code: bytes) -> list[str]:
-    """The symbols that an ELF file refers to and does not have; the linker refuses those of other files."""
-    if code[:5] != b"\x7fELF\x02":
-        return []
-    start, size, count = struct.unpack_from("<Q", code, 0x28)[0], *struct.unpack_from("<HH", code, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", code, start + i * size) for i in range(count)]
-    found = []
-    for _, kind, _, _, place, length, link, _, _, entry in sections:
-        if kind != 2:  # SHT_SYMTAB
-            continue
-        names = sections[link][4]
-        for at in range(place + entry, place + length, entry):
-            name, _, _, section = struct.unpack_from("<IBBH", code, at)
-            if section == 0 and name:
-                first = names + name
-                found.append(code[first : code.index(b"\0", first)].decode())
-    return [n for n in found if n != "_GLOBAL_OFFSET_TABLE_"]
+def _loaded(code: bytes, name: str) -> Compiled:
+    if HERE:
+        try:
+            address, memory = load(code, name)
+        except NotLoaded as error:
+            raise NotCompiled(str(error)) from error
+        return Compiled(address, memory.close)
+    with _LOCK:
+        builder = _llvm().JITLibraryBuilder().add_object_img(code).export_symbol(name)
+        try:
+            tracker = builder.link(_linker(), f"elementwise{next(_NUMBERS)}")
+        except RuntimeError as error:
+            raise NotCompiled(f"the code cannot be linked: {error}") from error
+        return Compiled(int(tracker[name]), partial(_free, tracker))
 
 
 # The cache: a file has the digest of its code, then the code

@@ -19,10 +19,7 @@ the place of an input of elements of its size; with one thread, of an input of l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from functools import cached_property
 
 from .builder import LANES, METADATA, Builder, Vector, type_of
 from .expression import Term, order
@@ -39,29 +36,33 @@ _SLOT = 48
 """Above this bit the counter has the number of threads that have begun, below it the number of claims."""
 
 
-@dataclass(frozen=True)
 class MachineCode:
-    """The text of a function.
+    """A function.
 
     Attributes:
         name: of the function.
-        text: the module in LLVM's language.
         inputs: the terms of its inputs, in the order of the pointers: recorded inputs by their place, then sizes.
         results: the terms of its results.
         scratch: the dtypes of its rows of scratch.
         rows: whether something is reduced, so that a claim is of whole rows.
     """
 
-    name: str
-    text: str
-    inputs: tuple[Term, ...]
-    results: tuple[Term, ...]
-    scratch: tuple[np.dtype[Any], ...]
-    rows: bool
+    def __init__(self, name: str, kernel: _Kernel) -> None:
+        self.name, self._kernel = name, kernel
+        self.inputs, self.results, self.rows = kernel.inputs, kernel.results, kernel.rows
+        self.scratch = tuple(t.dtype for t in kernel.kept)
+
+    @cached_property
+    def text(self) -> str:
+        """The module in LLVM's language; raises NotEmitted for a primitive of a dtype without code."""
+        k = self._kernel.builder
+        self._kernel.claims()
+        work = k.function(f"internal void @{self.name}.work(ptr %frame) noinline nounwind")
+        return work + _ENTRY.format(name=self.name) + "\n".join(sorted(k.declared)) + METADATA
 
 
 def emit(name: str, results: Sequence[Term], classes: Mapping[int, str]) -> MachineCode:
-    """The function that computes terms.
+    """The function that computes terms, whose text is made when it is asked for.
 
     Args:
         name: of the function.
@@ -71,12 +72,7 @@ def emit(name: str, results: Sequence[Term], classes: Mapping[int, str]) -> Mach
     Raises:
         NotEmitted: a primitive or a dtype has no machine code, or a reduction is not along the inner axis.
     """
-    kernel = _Kernel(tuple(results), classes)
-    k = kernel.builder
-    kernel.claims()
-    work = k.function(f"internal void @{name}.work(ptr %frame) noinline nounwind")
-    text = work + _ENTRY.format(name=name) + "\n".join(sorted(k.declared)) + METADATA
-    return MachineCode(name, text, kernel.inputs, kernel.results, tuple(t.dtype for t in kernel.kept), kernel.rows)
+    return MachineCode(name, _Kernel(tuple(results), classes))
 
 
 _ENTRY = """define void @{name}(ptr %frame) nounwind {{

@@ -7,17 +7,19 @@ as a rate or a value for each row, is computed before it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..elementwise import facts
-from ..elementwise.compile import Compiled, NotCompiled, available, compiled, is_kept
+from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
 from ..elementwise.expression import Recorded, Term, Trace, order
 from ..elementwise.facts import Range
-from ..elementwise.machine_code import emit
+from ..elementwise.machine_code import MachineCode, emit
 from ..elementwise.numpy_form import Program, evaluate
 from ..elementwise.primitives import NotEmitted
 from ..elementwise.trace import DTYPES, Kind, substituted, traced
@@ -267,7 +269,8 @@ def _emit(
     first = program.calls[0].function
     name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
     code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
-    site.require(code is not None or engine != "machine", "machine code would not be faster")
+    if code is None and engine == "machine":
+        site.refuse(MISSING if site.wanted else "machine code would not be faster")
     ys = _outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
     if not math.prod(leaves.shape):
         return ys
@@ -317,8 +320,14 @@ def _layout(leaves: Leaves, into: Mapping[int, Value]) -> Sequence[int]:
 
 # --- machine code
 
+MISSING = "its machine code is not made yet"
+"""Why machine code does not compute a step in a first run."""
+
 WORTH = 1 << 12
-"""The work, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
+"""The work of a step, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
+
+TOGETHER = 1 << 16
+"""The work of all steps of an expression in this process from which its code is compiled while the program runs."""
 
 PARALLEL = 1 << 19
 """The work from which several threads compute a step."""
@@ -365,7 +374,7 @@ def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int)
         for s, v in zip(wide[count:], leaves.values, strict=True)
     )
     work = size * calls
-    found = machine_code(tuple(leaves.results), classes, work < WORTH)
+    found = machine_code(site, tuple(leaves.results), classes, work)
     if found is None:
         return None
     function, used, _ = found
@@ -430,46 +439,74 @@ class FrameAddress(int):
         return made
 
 
-_KNOWN: dict[Any, Any] = {}
-
-
 Code = tuple[Compiled, tuple[int, ...], tuple[np.dtype[Any], ...]]
 """A function; the place of each input, or ~i for the size that is term i of `order`; the dtypes of its rows of scratch."""
 
+_KNOWN: dict[str, Code | str] = {}
+"""The code of each key, or why there is none."""
 
-def machine_code(results: tuple[Term, ...], classes: tuple[str, ...], only_kept: bool) -> Code | None:
-    """The machine code of terms; None if there is none.
+_ASKED: Counter[str] = Counter()
+"""The work of the steps that have asked for code that is not there."""
+
+
+def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int) -> Code | None:
+    """The machine code of terms; None if there is none, or not yet.
 
     Args:
+        site: the place; a plan that is deterministic does not depend on what is kept.
         results: the terms.
         classes: how each input moves along the inner axis.
-        only_kept: whether nothing is compiled.
+        work: of the step.
     """
-    key = (_key(results), classes)
+    if site.options.deterministic and work < WORTH:
+        return None
+    key = repr((_key(results), classes))
     found = _KNOWN.get(key)
     if found is None:
         try:
             code = emit("k", results, dict(enumerate(classes)))
-            if only_kept and not is_kept(code.text, "k"):
-                return None
-            terms = {id(t): i for i, t in enumerate(order(results))}
-            inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
-            found = (compiled(code.text, "k"), inputs, code.scratch)
+            function = kept(key, "k")
         except (NotEmitted, NotCompiled) as reason:
-            found = str(reason)
-        _KNOWN[key] = found
+            _KNOWN[key] = str(reason)
+            return None
+        terms = {id(t): i for i, t in enumerate(order(results))}
+        inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
+        made = partial(_made, key, code, inputs)
+        if function is not None:
+            found = _KNOWN[key] = (function, inputs, code.scratch)
+        elif site.options.deterministic or waits():
+            if work < WORTH:
+                return None
+            found = made()
+        else:
+            _ASKED[key] += work
+            if work >= WORTH or _ASKED[key] >= TOGETHER:
+                site.wanted[key] = made
+            return None
     return None if isinstance(found, str) else found
 
 
+def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
+    """Compile machine code; what is known of it from now on."""
+    found: Code | str = "it cannot be made"
+    try:
+        found = (compiled(key, "k", lambda: code.text), inputs, code.scratch)
+    except (NotEmitted, NotCompiled) as reason:
+        found = str(reason)
+    finally:
+        _KNOWN[key] = found
+    return found
+
+
 def _key(results: Sequence[Term]) -> Any:
-    """What two equal expressions have in common."""
+    """All on which the code of an expression depends."""
     places: dict[int, int] = {}
     rows = []
     for t in order(results):
         places[id(t)] = len(places)
-        rank = len(t.shape) if t.op in ("reduce", "expand") else None
-        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.char, t.extra, rank))
-    return tuple(rows), tuple(places[id(r)] for r in results)
+        shape = (len(t.shape), t.shape[-1:] == t.args[0].shape[-1:]) if t.op in ("reduce", "expand") else None
+        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.str, t.extra, shape))
+    return rows, [places[id(r)] for r in results]
 
 
 def _outputs(

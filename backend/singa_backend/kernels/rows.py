@@ -15,7 +15,7 @@ from ..elementwise.compile import available
 from ..elementwise.expression import Term, order
 from ..ir.declaration import has_trait
 from .elementwise import FLOATS, collapsed, order_of
-from .expressions import CHUNK, PARALLEL, WORTH, Leaves, chained, framed, machine_code, ranges
+from .expressions import CHUNK, MISSING, PARALLEL, Leaves, chained, framed, machine_code, ranges
 from .table import Site, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, REACHED, Value, dense
 
@@ -61,9 +61,9 @@ def _emit(site: Site, x: Value, result: Term, inputs: Sequence[Value], label: st
         "scalar" if s == 0 else "row" if s == v.dtype.itemsize else "strided" for s, v in zip(inner, reads, strict=True)
     )
     work = x.size * len(terms)
-    found = machine_code(tuple(leaves.results), classes, work < WORTH)
+    found = machine_code(site, tuple(leaves.results), classes, work)
     if found is None:
-        site.refuse("there is no machine code")
+        site.refuse(MISSING if site.wanted else "there is no machine code")
     function, places, scratch_types = found
     y = _result(site, x, result, free)
     target = y.view((*lead, 1), (*y.strides, y.dtype.itemsize)) if squeezed else y

@@ -121,6 +121,7 @@ class Site(ABC):
         steps: what the kernel has emitted.
         shared: what belongs to the graph and is shared by its plans: packed weights.
         checked: the values that a step has found to be finite, if the kernel is used.
+        wanted: what makes the machine code that the kernel would use, by the key of the code.
         notes: for reports, of each step that follows: the primitives that are not trusted, in place of which others are used.
     """
 
@@ -138,6 +139,7 @@ class Site(ABC):
         self.absorbed = 0
         self.checked: list[Value] = []
         self.notes: list[str] = []
+        self.wanted: dict[str, Callable[[], Any]] = {}
 
     def refuse(self, reason: str) -> NoReturn:
         """Decline: another kernel or the definition is used."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, limits
+from ..elementwise.later import QUEUE
 from ..errors import ResourceExhausted
 from ..ir import graph as ir
 from ..ir.declaration import caches_of
@@ -136,7 +137,9 @@ class Plan:
     def __init__(self, planner: Planner, earlier: Plan | None = None) -> None:
         self.planner = planner
         self.state: RunState = RunState() if earlier is None else earlier.state
-        self.facts: PlanFacts = PlanFacts() if earlier is None else replace(earlier.facts, executions=0, definitions=0)
+        self.facts: PlanFacts = (
+            PlanFacts() if earlier is None else replace(earlier.facts, executions=0, definitions=0, wants=set())
+        )
         self.turn: Exclusive = Exclusive() if earlier is None else earlier.turn
         self.history: PlanTrace | None = None
         self.first = Segment()
@@ -568,10 +571,14 @@ class Planner:
             tries += 1
             budget.exchanges.at = exchanged
             plan = self.plans.get(key)
+            again = plan is not None and execute is None and bool(plan.facts.wants) and QUEUE.is_done(plan.facts.wants)
             try:
+                if again:
+                    self.plans.pop(key, None)
+                    plan = self.latest = None
                 if plan is None:
                     continues = self._continues(key)
-                    times = REPEATS if execute is not None else self._times(key)
+                    times = REPEATS if execute is not None or again else self._times(key)
                     if times == 1 and self.is_open:
                         opened, outputs = self._run_open(key, inputs, budget)
                         if opened:
@@ -582,12 +589,13 @@ class Planner:
                         return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)
-                    self._keep(key, plan, budget)
+                    self._keep(key, plan, budget, again)
                     return NOT_FINITE if outputs is None else outputs
                 if plan.admitted is not budget.limits:
                     if not self._fits(plan, budget):
                         return EXCEEDS
-                    plan.admitted = budget.limits
+                    if not plan.facts.wants:  # otherwise each run asks for the code
+                        plan.admitted = budget.limits
                 self._used(key, plan)
                 if self.is_body:
                     budget.steps(plan.facts.executions)
@@ -625,8 +633,8 @@ class Planner:
                 return MEMORY  # the definitions may need less
         return MOVING
 
-    def _keep(self, key: Any, plan: Plan, budget: limits.Budget) -> None:
-        is_new = key not in self.plans  # another thread may have made it too
+    def _keep(self, key: Any, plan: Plan, budget: limits.Budget, again: bool) -> None:
+        is_new = key not in self.plans and not again  # another thread may have made it too
         self._used(key, plan)
         self._recompute(plan)
         if is_new and self.plans:  # without plans values are computed again, and the next run makes another one
@@ -659,6 +667,8 @@ class Planner:
             with self.tracing, budget.clock(runs=earlier is not None):
                 return plan.trace(inputs, budget, earlier)
         finally:
+            if plan.facts.wants:
+                QUEUE.start()
             if before:
                 onednn.set_threads(before)
 

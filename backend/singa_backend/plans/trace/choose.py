@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import limits
+from ...elementwise.later import QUEUE
 from ...errors import SonnxError
 from ...ir import graph as ir
 from ...ir.declaration import has_trait
@@ -41,7 +42,7 @@ class Chooser(BodyTraces):
                 if has_kernel_only(group[0]):
                     raise RefusedGradient(group[0], self._reasons)
                 taken = 1 if self._by_body(group[0]) else self._by_definition(group[0])
-            group = group[taken:]
+            group, self.ahead = group[taken:], max(self.ahead - taken, 0)
 
     def _with_kernel(self, group: tuple[ir.Node, ...]) -> int:
         """Compute a prefix of the chain with the first kernel that accepts it; return its length, 0 if there is none."""
@@ -75,12 +76,15 @@ class Chooser(BodyTraces):
                 raise
             except (Refused, OneDnnError) as refusal:
                 self._reasons.append(f"{one.name}: {refusal}")
+                if self._want(site):
+                    self.ahead = site.absorbed + 1
                 self._forget(first_buffer, first_step)
                 continue
             except Exception as error:  # an invalid call that the kernel did not expect: the definition reports it
                 self._reasons.append(f"{one.name}: {FAILED} {type(error).__name__}: {error}")
                 self._forget(first_buffer, first_step)
                 continue
+            self._want(site)
             for v in site.checked:
                 v.finiteness = FINITE
             made = result if isinstance(result, tuple) else (result,)
@@ -97,6 +101,15 @@ class Chooser(BodyTraces):
                 self._release(buffer)
             return taken
         return self._fold(call) if folded else 0
+
+    def _want(self, site: TraceSite) -> bool:
+        """Let the code that a kernel would use be made, unless other code will compute the calls; return whether it is."""
+        if self.ahead or not site.wanted:
+            return False
+        for key, make in site.wanted.items():
+            QUEUE.add(key, make)
+            self.facts.wants.add(key)
+        return True
 
     def _replaced_by(self, group: Sequence[ir.Node]) -> set[ir.Value]:
         """The values that these calls read last, in the memory of an input that a result replaces."""

@@ -263,6 +263,7 @@ class PlanFacts:
         folded: the number of calls whose results depend on shapes only.
         definitions: the number of calls that their definitions compute.
         parallel: whether a step may use oneDNN, whose number of threads is that of its caller.
+        wants: the keys of the machine code that steps would use, and that was not made when they were traced.
     """
 
     finite: bool = False
@@ -272,3 +273,4 @@ class PlanFacts:
     folded: int = 0
     definitions: int = 0
     parallel: bool = False
+    wants: set[str] = field(default_factory=set)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...elementwise.compile import available
 from ...ir import graph as ir
 from ...ir.graph import ABSENT
-from ...kernels.expressions import Operation, compute, trace
+from ...kernels.expressions import MISSING, Operation, compute, trace
 from ...kernels.table import Kernel, Refused
 from ...kernels.values import Value
 from ..chains import chains, is_elementwise
@@ -29,6 +29,7 @@ class Updater(Placer):
             group: the calls.
             label: names the step in reports; by default the operators do.
         """
+        self.ahead = 0
         joins = not available() or label
         if len(group) == 1 or self.options.level < 2 or not joins or not all(map(is_elementwise, group)):
             super()._group(group)
@@ -96,6 +97,9 @@ class Updater(Placer):
             name = label or "+".join(c.op_type.lower() for c in calls)
             computed = compute(site, [terms[at] for at in results], values, name, lambda v: id(v) in free, into)
             made = dict(zip(results, computed, strict=True))
+            if self._want(site) and not label:
+                self.ahead = len(calls)
+                site.refuse(MISSING)
             self._run_steps(site, KERNEL, calls)
         except Refused as refusal:
             self._reasons = [f"{KERNEL.name}: {refusal}"]

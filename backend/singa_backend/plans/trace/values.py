@@ -56,6 +56,7 @@ class TraceValues:
         preferred: the values whose memory a result of the present calls should use.
         needs_finite: whether a step that replaces inputs needs finite ones.
         homes: where the values of calls are, if memory is bounded.
+        ahead: the number of calls, from the next one of the present group, that machine code will compute when it is made.
         counts: whether calls are counted as executed: not those of a body.
     """
 
@@ -97,6 +98,7 @@ class TraceValues:
         self.updates: int | None = None
         self.replaced: dict[int, ir.Value] = {}
         self.preferred: set[ir.Value] = set()
+        self.ahead = 0
         self.needs_finite = False
         self.homes: Homes = {}
         self.counts = True
