@@ -37,7 +37,7 @@ VARIABLE = "SONNX_MACHINE_CODE"
 FORM = 2
 """The form of the files in the cache and of frames."""
 
-SOURCES = ("builder", "compile", "functions", "machine_code", "primitives")
+SOURCES = ("builder", "compile", "expression", "functions", "machine_code", "primitives")
 """The modules that decide on the code of an expression: what they made before they changed is not used."""
 
 LEVELS: dict[str, tuple[str, str, str]] = {
@@ -294,15 +294,16 @@ def _loaded(code: bytes, name: str) -> Compiled:
 # The cache: a file has the digest of its code, then the code
 
 
+@cache
 def folder() -> Path:
     """The folder of the cache, which only the user may write."""
     return Path(platformdirs.user_cache_dir("sonnx", appauthor=False)) / "machine-code"
 
 
-def _home() -> Path | None:
-    """The folder, created if need be; None if others could write it, or there cannot be one."""
+def _home(makes: bool = False) -> Path | None:
+    """The folder, created if need be; None if there is none, or others could write it."""
     home = folder()
-    return home if private_folder(home) else None
+    return home if private_folder(home, makes) else None
 
 
 def _read(key: str) -> bytes | None:
@@ -319,6 +320,6 @@ def _read(key: str) -> bytes | None:
 
 def _write(key: str, code: bytes) -> None:
     """Keep the code of a key, whole or not at all."""
-    if (home := _home()) is not None:
+    if (home := _home(makes=True)) is not None:
         with suppress(InvalidInput):
             write_bytes(home / key, hashlib.sha256(key.encode() + code).digest() + code, parents=False)

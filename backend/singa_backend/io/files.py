@@ -413,19 +413,21 @@ def new_folder(path: StrPath) -> Path:
     return Path(path)
 
 
-def private_folder(path: StrPath) -> bool:
-    """Create a folder that only the user can enter, unless there is one.
+def private_folder(path: StrPath, makes: bool) -> bool:
+    """Find out whether a folder is there that only the user can write.
 
     Args:
         path: the folder.
+        makes: whether one is created, which only the user can enter, if there is none.
 
     Returns:
         Whether it exists, and nobody else can write it.  Windows keeps the user's folders private.
     """
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
+        if makes:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700)
         info = os.lstat(path)
     except OSError:
         return False

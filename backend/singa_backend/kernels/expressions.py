@@ -464,24 +464,24 @@ def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...]
     found = _KNOWN.get(key)
     if found is None:
         try:
+            function = None if key in _ASKED else kept(key, "k")
+            waited = site.options.deterministic or waits()
+            if function is None:
+                _ASKED[key] += work
+                if work < WORTH and (waited or _ASKED[key] < TOGETHER):
+                    return None
             code = emit("k", results, dict(enumerate(classes)))
-            function = kept(key, "k")
         except (NotEmitted, NotCompiled) as reason:
             _KNOWN[key] = str(reason)
             return None
         terms = {id(t): i for i, t in enumerate(order(results))}
         inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
-        made = partial(_made, key, code, inputs)
         if function is not None:
             found = _KNOWN[key] = (function, inputs, code.scratch)
-        elif site.options.deterministic or waits():
-            if work < WORTH:
-                return None
-            found = made()
+        elif waited:
+            found = _made(key, code, inputs)
         else:
-            _ASKED[key] += work
-            if work >= WORTH or _ASKED[key] >= TOGETHER:
-                site.wanted[key] = made
+            site.wanted[key] = partial(_made, key, code, inputs)
             return None
     return None if isinstance(found, str) else found
 
