@@ -50,7 +50,6 @@ class Range:
 FINITE = Range(-MOST, MOST)
 UNKNOWN = Range(-math.inf, math.inf, True)
 _BOOL = Range(0, 1)
-_SIGNED_ONE = Range(-1, 1)
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit"])
 _MONOTONIC: dict[str, tuple[Callable[[float], float], float, float]] = {
     "exp": (math.exp, -math.inf, math.inf), "expm1": (math.expm1, -math.inf, math.inf), "log": (math.log, 0, math.inf),
@@ -123,75 +122,89 @@ def _power(x: Range, y: Term, of_y: Range) -> Range:
     return UNKNOWN
 
 
-def _range(t: Term, x: Range, y: Range, args: tuple[Range, ...]) -> Range:
-    """The range of a term by those of its operands, of which x is the first and y the last."""
-    op = t.op
-    if t.dtype.kind == "b" or op in _COMPARISONS:
+def _sum(t: Term, x: Range, y: Range) -> Range:
+    made = _corners(x, y, lambda p, q: p + q)
+    return Range(made.low, made.high, x.nan) if t.args[0] is t.args[1] else made
+
+
+def _difference(t: Term, x: Range, y: Range) -> Range:
+    made = _corners(x, y, lambda p, q: p - q)
+    most = t.args[1]
+    if most.op == "reduce" and most.args[0] is t.args[0] and most.extra[0] == "max":  # x - max(x)
+        return Range(made.low, 0.0, made.nan)
+    return made
+
+
+def _multiplied(t: Term, x: Range, y: Range) -> Range:
+    made = _product(x, y)
+    return Range(0.0, made.high, x.nan, x.zero) if t.args[0] is t.args[1] else made
+
+
+def _reduced(t: Term, x: Range, y: Range) -> Range:
+    if t.extra[0] in ("max", "min"):
+        return Range(x.low, x.high, x.nan)
+    if t.extra[0] == "sum" and (x.low >= 0 or not x.has_infinity):
+        return Range(0.0 if x.low >= 0 else -MOST, math.inf if x.high == math.inf else MOST, x.nan)
+    return FINITE if x.is_finite else UNKNOWN
+
+
+def _rounded(t: Term, x: Range, y: Range) -> Range:
+    low, high = (float(FUNCTIONS[t.op](b)) for b in (x.low, x.high))
+    return Range(low, high, x.nan)
+
+
+def _extreme(t: Term, x: Range, y: Range) -> Range:
+    pick = max if t.op == "max" else min
+    return Range(pick(x.low, y.low), pick(x.high, y.high), x.nan or y.nan)
+
+
+def _copied_sign(t: Term, x: Range, y: Range) -> Range:
+    most = max(abs(x.low), abs(x.high))
+    return Range(-most, most, x.nan, x.zero)
+
+
+_RULES: dict[str, Callable[[Term, Range, Range], Range]] = {
+    **dict.fromkeys(("reshape", "expand", "cast"), lambda t, x, y: x),
+    **dict.fromkeys(_MONOTONIC, lambda t, x, y: _monotonic(t.op, x)),
+    **dict.fromkeys(("floor", "ceil", "rint", "trunc"), _rounded),
+    **dict.fromkeys(("max", "min"), _extreme),
+    **dict.fromkeys(("fmax", "fmin"), lambda t, x, y: Range(min(x.low, y.low), max(x.high, y.high), x.nan and y.nan)),
+    **dict.fromkeys(("sin", "cos"), lambda t, x, y: Range(-1, 1, x.nan or x.has_infinity)),
+    "neg": lambda t, x, y: Range(-x.high, -x.low, x.nan, x.zero),
+    "abs": lambda t, x, y: Range(max(x.low, -x.high, 0.0), max(abs(x.low), abs(x.high)), x.nan, x.zero),
+    "sign": lambda t, x, y: Range(-1, 1, x.nan),
+    "tan": lambda t, x, y: Range(-MOST, MOST, x.nan or x.has_infinity),
+    "cosh": lambda t, x, y: Range(1, math.inf if x.has_infinity else MOST, x.nan),
+    "acos": lambda t, x, y: Range(0, math.pi, x.nan or x.low < -1 or x.high > 1),
+    "erf": lambda t, x, y: Range(-1, 1, x.nan),
+    "erfc": lambda t, x, y: Range(0, 2, x.nan),
+    "add": _sum,
+    "sub": _difference,
+    "mul": _multiplied,
+    "div": lambda t, x, y: _quotient(x, y),
+    "pow": lambda t, x, y: _power(x, t.args[1], y),
+    "copysign": _copied_sign,
+    "poly": lambda t, x, y: FINITE if x.is_finite else UNKNOWN,
+    "size": lambda t, x, y: Range(1, MOST),
+    "reduce": _reduced,
+}
+"""The range of a term by those of its first and its last operand; of fmod and bits nothing is known."""
+
+
+def _range(t: Term, args: tuple[Range, ...]) -> Range:
+    """The range of a term by those of its operands."""
+    if t.dtype.kind == "b" or t.op in _COMPARISONS:
         return _BOOL
-    if op in ("reshape", "expand"):
-        return x
-    if t.dtype.kind not in "f":
-        return FINITE
-    if op == "const":
+    if t.dtype.kind != "f":
+        return args[0] if t.op in ("reshape", "expand") else FINITE
+    if t.op == "const":
         number = float(t.number)
         return UNKNOWN if math.isnan(number) else Range(number, number)
-    if op == "cast":
-        return x
-    if op in _MONOTONIC:
-        return _monotonic(op, x)
-    if op in ("floor", "ceil", "rint", "trunc"):
-        low, high = (float(FUNCTIONS[op](b)) for b in (x.low, x.high))
-        return Range(low, high, x.nan)
-    match op:
-        case "neg":
-            return Range(-x.high, -x.low, x.nan, x.zero)
-        case "abs":
-            return Range(max(x.low, -x.high, 0.0), max(abs(x.low), abs(x.high)), x.nan, x.zero)
-        case "sign" | "sin" | "cos":
-            return Range(-1, 1, x.nan or (op != "sign" and x.has_infinity))
-        case "tan":
-            return Range(-MOST, MOST, x.nan or x.has_infinity)
-        case "cosh":
-            return Range(1, math.inf if x.has_infinity else MOST, x.nan)
-        case "acos":
-            return Range(0, math.pi, x.nan or x.low < -1 or x.high > 1)
-        case "add":
-            made = _corners(x, y, lambda p, q: p + q)
-            return made if t.args[0] is not t.args[1] else Range(made.low, made.high, x.nan)
-        case "sub":
-            made = _corners(x, y, lambda p, q: p - q)
-            if t.args[1].op == "reduce" and t.args[1].args[0] is t.args[0] and t.args[1].extra[0] == "max":  # x - max(x)
-                return Range(made.low, 0.0, made.nan)
-            return made
-        case "mul":
-            made = _product(x, y)
-            return Range(0.0, made.high, x.nan, x.zero) if t.args[0] is t.args[1] else made
-        case "div":
-            return _quotient(x, y)
-        case "pow":
-            return _power(x, t.args[1], y)
-        case "max" | "min":
-            pick = max if op == "max" else min
-            return Range(pick(x.low, y.low), pick(x.high, y.high), x.nan or y.nan)
-        case "fmax" | "fmin":
-            return Range(min(x.low, y.low), max(x.high, y.high), x.nan and y.nan)
-        case "where":
-            _, x, y = args
-            return Range(min(x.low, y.low), max(x.high, y.high), x.nan or y.nan, x.zero or y.zero)
-        case "copysign":
-            most = max(abs(x.low), abs(x.high))
-            return Range(-most, most, x.nan, x.zero)
-        case "poly":
-            return FINITE if x.is_finite else UNKNOWN
-        case "size":
-            return Range(1, MOST)
-        case "reduce":
-            if t.extra[0] in ("max", "min"):
-                return Range(x.low, x.high, x.nan)
-            if t.extra[0] == "sum" and (x.low >= 0 or not x.has_infinity):
-                return Range(0.0 if x.low >= 0 else -MOST, math.inf if x.high == math.inf else MOST, x.nan)
-            return FINITE if x.is_finite else UNKNOWN
-    return UNKNOWN  # fmod, bits
+    if t.op == "where":
+        _, x, y = args
+        return Range(min(x.low, y.low), max(x.high, y.high), x.nan or y.nan, x.zero or y.zero)
+    rule = _RULES.get(t.op)
+    return UNKNOWN if rule is None else rule(t, args[0], args[-1])
 
 
 def ranges(results: tuple[Term, ...] | list[Term], inputs: Mapping[int, Range]) -> dict[int, Range]:
@@ -210,8 +223,7 @@ def ranges(results: tuple[Term, ...] | list[Term], inputs: Mapping[int, Range]) 
             known = inputs[t.extra]
             found[id(t)] = known if t.dtype.kind in "f" else _BOOL if t.dtype.kind == "b" else FINITE
         else:
-            args = tuple(found[id(a)] for a in t.args)
-            found[id(t)] = _range(t, args[0] if args else UNKNOWN, args[-1] if args else UNKNOWN, args)
+            found[id(t)] = _range(t, tuple(found[id(a)] for a in t.args))
     return found
 
 

@@ -180,7 +180,7 @@ def _as(r: Ref, dtype: np.dtype[Any]) -> Ref:
     return Ref(r.kind, r.place, None if r.array is None else r.array.view(dtype), dtype if r.array is None else None)
 
 
-def evaluate(results: Sequence[Term], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def evaluate(results: Sequence[Term], arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The results for arrays, term by term, reductions included: what the other forms are compared with."""
     kinds: dict[str, Callable[..., Any]] = {
         "input": lambda t: arrays[t.extra],

@@ -87,9 +87,9 @@ def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term],
         there = [r for r in operands if r is not None]
         (y,), checks = substituted(whole, found.results, there), substituted(whole, found.checks, there)
         for bad in checks:
-            used = [t for t in order([bad.term]) if t.op == "input"]
-            site.require(all(values[t.extra].constant for t in used), "a value must be checked in each run")
-            arrays = [v.array if v.constant else v.array[...] for v in values]
+            used = {t.extra for t in order([bad.term]) if t.op == "input"}
+            site.require(all(values[i].constant for i in used), "a value must be checked in each run")
+            arrays = [v.array if i in used else None for i, v in enumerate(values)]
             site.require(not evaluate([bad.term], arrays)[0].any(), "the definition refuses a value")
         made.append(y)
     return [y.term for y in made], [v for v, _ in inputs.values()]
@@ -189,27 +189,31 @@ class Leaves:
         self._trace = ExpressionTrace()
         self._places: dict[Any, Recorded] = {}
         self._done: dict[int, Recorded] = {}
-        terms = order(results)
-        constant = {id(t) for t in terms if t.op == "input" and inputs[t.extra].constant and inputs[t.extra].size <= BLOCK}
-        for t in terms:
-            if t.op == "const" or (t.args and all(id(a) in constant for a in t.args)):
-                constant.add(id(t))
-        size = 0 if rows else math.prod(self.shape)
-        before = {id(t) for t in terms if size and t.op not in _FREE and t.size * SMALLER <= size} | constant
-        tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
-        parts: dict[tuple[int, ...], list[Term]] = {}
-        for t in terms:
-            if id(t) in constant and id(t) in tops and t.op not in ("const", "input"):
-                self._done[id(t)] = self._constant(evaluate([t], [v.array for v in inputs])[0])
-            elif id(t) in before - constant and id(t) in tops:
-                parts.setdefault(t.shape, []).append(t)
-        for several in parts.values():
-            for t, v in zip(several, compute(site, several, inputs, label), strict=True):
-                self._done[id(t)] = self._leaf(v, t.shape)
+        self._compute_parts(results, label)
         for t in order(results, self._done):
             if t.op != "input":
                 self._done[id(t)] = self._rewritten(t)
         self.results = [self._of(r).term for r in results]
+
+    def _compute_parts(self, results: Sequence[Term], label: str) -> None:
+        """Let constants, and values that are smaller than the results, be leaves."""
+        terms, size = order(results), 0 if self._rows else math.prod(self.shape)
+        small = [v.array if v.constant and v.size <= BLOCK else None for v in self._inputs]
+        constant = {id(t) for t in terms if t.op == "const" or (t.op == "input" and small[t.extra] is not None)}
+        for t in terms:
+            if t.args and all(id(a) in constant for a in t.args):
+                constant.add(id(t))
+        before = {id(t) for t in terms if size and t.op not in _FREE and t.size * SMALLER <= size} | constant
+        tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
+        parts: dict[tuple[int, ...], list[Term]] = {}
+        for t in (t for t in terms if id(t) in tops & before and t.op not in ("const", "input")):
+            if id(t) in constant:
+                self._done[id(t)] = self._constant(evaluate([t], small)[0])
+            else:
+                parts.setdefault(t.shape, []).append(t)
+        for several in parts.values():
+            for t, v in zip(several, compute(self._site, several, self._inputs, label), strict=True):
+                self._done[id(t)] = self._leaf(v, t.shape)
 
     def _of(self, t: Term) -> Recorded:
         """What takes the place of a term that is an input, or was rewritten before."""
