@@ -159,7 +159,8 @@ def test_a_model_is_freed_with_its_last_reference(model: onnx.ModelProto) -> Non
         gc.enable()
 
 
-def test_intermediates_are_freed_at_their_last_use() -> None:
+def test_intermediates_are_freed_at_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SONNX_MACHINE_CODE", "off")  # the import of llvmlite takes memory
     lines = "\n".join(f"v{i + 1} = Relu(v{i})" for i in range(20))
     m = parser.parse_model(f'<ir_version: 10, opset_import: ["": 17]> g (float[n] v0) => (float[n] v20) {{ {lines} }}')
     rep = SingaBackend.prepare(m)

@@ -311,8 +311,9 @@ def test_strings_beside_a_device(device: str) -> None:
     np.testing.assert_array_equal(z, x + x)
 
 
-def test_memory_of_a_loop_is_its_scan_outputs() -> None:
+def test_memory_of_a_loop_is_its_scan_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan output that is a view must not keep the larger array behind it."""
+    monkeypatch.setenv("SONNX_MACHINE_CODE", "off")  # the import of llvmlite takes memory
     text = """g (int64 m, bool c, float[n] x) => (float[k] y, float[m, 1] z)
         { y, z = Loop<body = b (int64 i, bool c, float[n] a) => (bool go, float[n] a2, float[1] s)
         { go = Identity(c) a2 = Add(a, a) first = Constant<value = int64[1] {0}>() last = Constant<value = int64[1] {1}>()

@@ -264,7 +264,7 @@ def _place(name: str) -> tuple[int, int, int]:
 
 
 def _light(archive: zipfile.ZipFile, select: str) -> list[StoredCase]:
-    out = []
+    out, own = [], CASES.bounds["float32"]
     for name in sorted(n for n in archive.namelist() if n.startswith(f"{FOLDER}real/") and n.endswith("/data.json")):
         case = name.split("/")[-2]
         form = {"url": str, "rtol?": (int, float), "atol?": (int, float)}  # the first releases name no tolerances
@@ -275,7 +275,9 @@ def _light(archive: zipfile.ZipFile, select: str) -> list[StoredCase]:
             expected = numpy_helper.to_array(TensorProto.FromString(stored))
             data = [(light_inputs(ModelProto.FromString(model)), [expected])]
             content = hashlib.sha256(model + stored).hexdigest()
-            out.append(StoredCase(case, "real", model, data, about.get("rtol", 1e-3), about.get("atol", 1e-7), content))
+            out.append(
+                StoredCase(case, "real", model, data, about.get("rtol", own.rtol), about.get("atol", own.atol or 0.0), content)
+            )
     return out
 
 

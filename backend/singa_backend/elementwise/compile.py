@@ -137,10 +137,10 @@ def _imported() -> ModuleType | str:
 
 
 def _llvm() -> ModuleType:
-    found = _imported()
-    if isinstance(found, str):
-        raise NotCompiled(found)
-    return found
+    llvm = _imported()
+    if isinstance(llvm, str):
+        raise NotCompiled(llvm)
+    return llvm
 
 
 def available() -> str:
@@ -164,7 +164,11 @@ def _chosen() -> str:
 @cache
 def _missing() -> str:
     """Why machine code cannot be made here; on Linux on x86-64 without importing llvmlite."""
-    if find_spec("llvmlite") is None:
+    try:
+        spec = find_spec("llvmlite")
+    except ImportError:  # an import hook forbids it
+        spec = None
+    if spec is None:
         return "llvmlite is not installed"
     flags, kind = set(machine.features().get("flags", "").split()), "x86_64"
     if not HERE:
@@ -206,10 +210,10 @@ def target(level: str) -> Machine:
 
 
 def _machine(triple: str, cpu: str, features: str, jit: bool) -> Machine:
-    found = _llvm().Target.from_triple(triple)
+    processors = _llvm().Target.from_triple(triple)
     model = "small" if HERE else "jitdefault" if jit else "default"
     return Machine(
-        cpu, features, found.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel=model, jit=jit)
+        cpu, features, processors.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel=model, jit=jit)
     )
 
 
@@ -270,8 +274,8 @@ def _here() -> str:
         raise NotCompiled(f"what made kept code is unknown: {error}") from error
     processor = machine.features()
     if not HERE:
-        found = native()
-        processor = {"model": found.cpu, "flags": found.features, "triple": found.target.triple}
+        host = native()
+        processor = {"model": host.cpu, "flags": host.features, "triple": host.target.triple}
     return repr((FORM, emitter, version, processor))
 
 
