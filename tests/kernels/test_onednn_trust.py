@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -99,8 +99,9 @@ def product(implementation: str, src: Sequence[int], columns: int, steps: Sequen
 def offered(row: Untrusted, make: Callable[[], Candidate | Primitive]) -> tuple[Candidate, Any]:
     """A stand-in, or the implementation of a row among those that oneDNN offers for a primitive; and what keeps it."""
     recorded: list[Candidate] = []
+    existing: dict[Hashable, Primitive] = {}  # oneDNN reads the forward primitive at each step to the next implementation
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(primitives, "_existing", {})
+        patch.setattr(primitives, "_existing", existing)
         patch.setattr(primitives, "refusal", recorded.append)  # all are trusted
         made = make()
     if isinstance(made, Candidate):
@@ -110,7 +111,7 @@ def offered(row: Untrusted, make: Callable[[], Candidate | Primitive]) -> tuple[
     while not re.search(row.implementation, made.implementation):
         assert lib.functions["primitive_desc_next_impl"](made.handle) == 0, f"oneDNN has no {row.implementation} for this case"
         made.describe()
-    return Candidate(made.kind, made.implementation, made.handle, recorded[-1].attributes, made.threads), made
+    return Candidate(made.kind, made.implementation, made.handle, recorded[-1].attributes, made.threads), (made, existing)
 
 
 # --- cases
