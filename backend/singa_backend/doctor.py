@@ -13,6 +13,8 @@ import numpy as np
 
 from . import machine
 from .devices import cuda
+from .elementwise.compile import VARIABLE as MACHINE_CODE
+from .elementwise.compile import available
 from .errors import DeviceUnavailable, InvalidInput
 from .io import installation
 from .kernels import onednn
@@ -201,7 +203,7 @@ def diagnose() -> Diagnosis:
     versions = {"python": platform.python_version(), "sonnx": installation.version(), **{n: _version(n) for n in names}}
     extras = [_extra(name) for name in EXTRAS]
     blas = _blas()
-    found = [*_about_onednn(library), *_about_threads(threads, library, blas), *about_gpus]
+    found = [*_about_onednn(library), *_about_machine_code(), *_about_threads(threads, library, blas), *about_gpus]
     found.sort(key=lambda f: f.level != "problem")
     system = f"{platform.system()} {platform.machine()}, {processor()}"
     return Diagnosis(library, threads, blas, versions, system, gpus, why, extras, found)
@@ -299,6 +301,14 @@ def _no_onednn(reason: str) -> Finding:
 
 def _install() -> str:
     return f"pip install {WHEEL}=={WHEEL_VERSION}"
+
+
+def _about_machine_code() -> list[Finding]:
+    reason, extra = available(), _extra("jit")
+    if not reason:
+        return []
+    command = f"unset {MACHINE_CODE}" if MACHINE_CODE in reason else "" if extra.version else extra.command
+    return [Finding("hint", f"elementwise operators, norms and updates are not compiled: {reason}", command)]
 
 
 def _about_threads(threads: Threads, library: OneDnn, blas: str) -> list[Finding]:

@@ -20,6 +20,7 @@ from tests.helpers.paths import PROJECT
 from singa.cli import main
 from singa.cli.doctor import TRUST
 from singa_backend import doctor, machine
+from singa_backend.elementwise import compile as machine_code
 from singa_backend.io import processes
 from singa_backend.kernels import onednn
 from singa_backend.kernels.onednn import loading, trust
@@ -103,6 +104,25 @@ def test_a_platform_without_a_wheel_has_no_problem(searched: None, monkeypatch: 
     monkeypatch.setattr(doctor.platform, "machine", lambda: "riscv64")
     told = doctor.diagnose()
     assert told.well and [f.level for f in told.findings if "oneDNN" in f.text] == ["hint"]
+
+
+def test_missing_machine_code_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commands() -> list[str]:
+        return [f.command for f in doctor.diagnose().findings if f.level == "hint" and "not compiled" in f.text]
+
+    monkeypatch.setattr(doctor, "available", lambda: "")
+    assert commands() == []
+    monkeypatch.undo()
+    monkeypatch.setenv("SONNX_MACHINE_CODE", "off")
+    assert commands() == ["unset SONNX_MACHINE_CODE"]
+    monkeypatch.delenv("SONNX_MACHINE_CODE")
+    machine_code._missing.cache_clear()
+    monkeypatch.setattr(machine_code, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "_version", lambda *names: "")
+    try:
+        assert commands() == ["pip install 'sonnx[jit]'"]
+    finally:
+        machine_code._missing.cache_clear()
 
 
 @needs_library
