@@ -28,6 +28,11 @@ def type_of(dtype: np.dtype[Any]) -> str:
     return {"f4": "float", "f8": "double", "b1": "i1"}.get(dtype.str[1:]) or f"i{8 * dtype.itemsize}"
 
 
+def stored_type(dtype: np.dtype[Any]) -> str:
+    """The type of LLVM of the values of a dtype in memory."""
+    return "i8" if dtype.kind == "b" else type_of(dtype)
+
+
 class Vector:
     """The lanes of a value of a type; operators take vectors and numbers, and compare real numbers and signed integers."""
 
@@ -200,7 +205,7 @@ class Builder:
 
     def load(self, pointer: str, dtype: np.dtype[Any], mask: Vector | None = None) -> Vector:
         """Adjacent elements."""
-        kind = "i8" if dtype.kind == "b" else type_of(dtype)
+        kind = stored_type(dtype)
         full, align = f"<{LANES} x {kind}>", dtype.itemsize
         if mask is None:
             found = self.made(f"load {full}, ptr {pointer}, align {align}", kind)
@@ -213,7 +218,7 @@ class Builder:
 
     def gather(self, pointer: str, step: str, dtype: np.dtype[Any], last: str | None = None) -> Vector:
         """Elements with a step in bytes; lanes after the last repeat it."""
-        kind = "i8" if dtype.kind == "b" else type_of(dtype)
+        kind = stored_type(dtype)
         lanes = Vector(self, _LANE_NUMBERS, "i64")
         if last is not None:
             end = self.splat(last, "i64")
@@ -228,7 +233,7 @@ class Builder:
 
     def scalar(self, pointer: str, dtype: np.dtype[Any]) -> Vector:
         """An element in every lane."""
-        kind = "i8" if dtype.kind == "b" else type_of(dtype)
+        kind = stored_type(dtype)
         return self._logical(self.splat(self.raw(f"load {kind}, ptr {pointer}, align {dtype.itemsize}"), kind), dtype)
 
     def _logical(self, x: Vector, dtype: np.dtype[Any]) -> Vector:

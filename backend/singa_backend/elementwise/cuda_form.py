@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .expression import Term, order
+from .expression import Term, is_aligned, order
 
 _TYPES = {
     np.dtype(kind): name
@@ -102,8 +102,7 @@ def _is_view(t: Term) -> bool:
 
 def _is_aligned(t: Term) -> bool:
     """Whether a reshaped value broadcasts as its operand does."""
-    source, wide = t.args[0].shape, max(len(t.shape), len(t.args[0].shape))
-    return t.size == 1 or (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
+    return is_aligned(t, max(len(t.shape), len(t.args[0].shape)))
 
 
 def _text(t: Term, args: Sequence[str]) -> str:

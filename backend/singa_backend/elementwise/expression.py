@@ -47,6 +47,9 @@ REDUCTIONS: dict[str, np.ufunc] = {
 
 _PRIMITIVES = {f.__name__: name for name, f in FUNCTIONS.items()} | {f"logical_{n}": n for n in ("and", "or", "xor", "not")}
 _REDUCED_BY = {f.__name__: name for name, f in REDUCTIONS.items()}
+FREE = frozenset(["input", "const", "expand", "reshape", "size"])
+"""Terms that compute nothing: a view, a number, or a size."""
+
 _COMMUTES = frozenset(["add", "mul", "eq", "ne", "and", "or", "xor"])
 _SPLITS = frozenset(["logical_and", "logical_or", "logical_xor", "logical_not"])
 
@@ -428,6 +431,12 @@ def order(
         else:
             seen.setdefault(id(t), pending.pop())
     return list(seen.values())
+
+
+def is_aligned(t: Term, rank: int) -> bool:
+    """Whether a reshaped value broadcasts to a rank as its operand does."""
+    source = t.args[0].shape
+    return t.size == 1 or (1,) * (rank - len(source)) + source == (1,) * (rank - len(t.shape)) + t.shape
 
 
 def _broadcast(*values: Any) -> tuple[int, ...]:

@@ -137,10 +137,7 @@ class NumpyProgram:
             case "expand" | "reshape":
                 return reads[0]
             case "bits":
-                (x,) = reads
-                return Ref(
-                    x.kind, x.place, None if x.array is None else x.array.view(t.dtype), None if x.array is not None else t.dtype
-                )
+                return _as(reads[0], t.dtype)
             case "cast":
                 return self._call(np.copyto, reads, self._target(t), "unsafe")
             case "poly":

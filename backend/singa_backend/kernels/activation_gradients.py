@@ -11,7 +11,7 @@ from ..elementwise.compile import available
 from ..ir.gradient import GRADIENT
 from ..ir.versioned import VersionedOperator
 from . import onednn as dnn
-from .expressions import ExpressionCall, compute, trace
+from .expressions import ExpressionCall, compute, replaceable, trace
 from .functions import GRADIENTS
 from .lowering import desc, emit, ordered, require_gradient, require_plain, threads_for
 from .onednn import backward
@@ -100,7 +100,7 @@ def by_rule(site: Site, *reads: Value | None) -> Value:
         values = [given[o] if isinstance(o, str) else site.constant(o) if isinstance(o, np.ndarray) else o for o in operands]
         operations.append(ExpressionCall(operator, attributes, tuple(values)))
     terms, inputs = trace(site, operations)
-    free = {id(v) for place, v in enumerate(reads) if v is not None and site.reusable(place)}
+    free = replaceable(site, reads)
     label = f"{site.name.lower()} gradient"
     (dx,) = compute(site, terms[-1:], inputs, label, lambda v: id(v) in free, engine="machine")
     return dx

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -112,36 +113,71 @@ def compute(
     )
     order = order_of(y)
     assert order is not None
-    inputs = [stretched(site, v, shape, order) for v in inputs]
-    dims, steps = collapsed(shape, order, [y, *inputs])
-    count = min(y.size, BLOCK) if temporary and len(dims) == 1 and y.size > 2 * BLOCK else y.size
+
+    def bind(arrays: Sequence[np.ndarray], ys: Sequence[np.ndarray], registers: Sequence[np.ndarray]) -> Bound:
+        return recipe(*ys, *arrays, *registers)
+
+    emit_calls(site, [y], inputs, order, ArrayCalls(bind, temporary, bool(temporary)), name)
+    return y
+
+
+@dataclass(frozen=True)
+class ArrayCalls:
+    """Calls of NumPy on arrays of one shape.
+
+    Attributes:
+        bind: returns the calls for the arrays of the inputs, of the results, and temporary ones.
+        temporary: the dtypes of the temporary arrays.
+        in_pieces: whether a large result is computed in pieces that stay in the cache.
+    """
+
+    bind: Callable[[Sequence[np.ndarray], Sequence[np.ndarray], Sequence[np.ndarray]], Bound]
+    temporary: Sequence[np.dtype[Any]]
+    in_pieces: bool
+
+
+def emit_calls(
+    site: Site, ys: Sequence[Value], inputs: Sequence[Value], order: Sequence[int], calls: ArrayCalls, name: str
+) -> None:
+    """Emit the step of calls that compute results of one shape, to which the inputs broadcast.
+
+    Args:
+        site: the place.
+        ys: the results.
+        inputs: the inputs.
+        order: of the axes of the results in memory.
+        calls: the calls.
+        name: of the step.
+    """
+    inputs, size = [stretched(site, v, ys[0].shape, order) for v in inputs], ys[0].size
+    dims, steps = collapsed(ys[0].shape, order, [*ys, *inputs])
+    count = min(size, BLOCK) if calls.in_pieces and len(dims) == 1 and size > 2 * BLOCK else size
     places = [0]
-    for t in temporary:
+    for t in calls.temporary:
         places.append(places[-1] + -(-count * t.itemsize // 64) * 64)
     scratch = site.scratch(places[-1]) if places[-1] else None
 
     def bind() -> Bound:
         arrays: list[np.ndarray] = []
-        for v, strides in zip([y, *inputs], steps, strict=True):
-            same = v.buffer is y.buffer and v.offset == y.offset and strides == steps[0] and v.dtype == dtype
-            if arrays and same:  # NumPy is faster when the object is the same
-                arrays.append(arrays[0])
-            else:
-                arrays.append(np.ndarray(dims if strides else (), v.dtype, v.buffer.memory, v.offset, strides))
-        calls: list[Any] = []
-        for start in range(0, max(y.size, 1), count or 1):
-            now, size = arrays, dims
-            if count < y.size:
-                stop = min(start + count, y.size)
+        views: dict[Any, np.ndarray] = {}  # NumPy is faster when the object is the same
+        for v, strides in zip([*ys, *inputs], steps, strict=True):
+            key = (id(v.buffer), v.offset, strides, v.dtype)
+            if key not in views:
+                views[key] = np.ndarray(dims if strides else (), v.dtype, v.buffer.memory, v.offset, strides)
+            arrays.append(views[key])
+        bound: list[Any] = []
+        memory = None if scratch is None else scratch.memory
+        for start in range(0, max(size, 1), count or 1):
+            now, part = arrays, dims
+            if count < size:
+                stop = min(start + count, size)
                 pieces = {id(a): a[start:stop] if a.ndim else a for a in arrays}
-                now, size = [pieces[id(a)] for a in arrays], (stop - start,)
-            memory = None if scratch is None else scratch.memory
-            made = [np.ndarray(size, t, memory, p) for t, p in zip(temporary, places, strict=False)]
-            calls += recipe(*now, *made)
-        return calls
+                now, part = [pieces[id(a)] for a in arrays], (stop - start,)
+            registers = [np.ndarray(part, t, memory, p) for t, p in zip(calls.temporary, places, strict=False)]
+            bound += calls.bind(now[len(ys) :], now[: len(ys)], registers)
+        return bound
 
-    site.emit(bind, reads=inputs, writes=(y,), kernel=name, scratch=scratch)
-    return y
+    site.emit(bind, reads=inputs, writes=ys, kernel=name, scratch=scratch)
 
 
 SMALL = 1 << 12

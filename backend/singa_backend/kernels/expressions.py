@@ -17,7 +17,7 @@ import numpy as np
 
 from ..elementwise import facts
 from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
-from ..elementwise.expression import ExpressionTrace, Recorded, Term, order
+from ..elementwise.expression import FREE, ExpressionTrace, Recorded, Term, is_aligned, order
 from ..elementwise.facts import Range
 from ..elementwise.machine_code import MachineCode, emit
 from ..elementwise.numpy_form import NumpyProgram, evaluate
@@ -25,7 +25,7 @@ from ..elementwise.primitives import NotEmitted
 from ..elementwise.trace import DTYPES, InputKind, substituted, traced
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
 from . import onednn
-from .elementwise import BLOCK, collapsed, finiteness_of, order_of, stretched
+from .elementwise import BLOCK, ArrayCalls, collapsed, emit_calls, finiteness_of, order_of
 from .table import Refused, Site, general
 from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, address_of, dense, strides_of, sum_finiteness
 
@@ -38,9 +38,6 @@ SMALLER = 4
 
 MOST_TERMS = 400
 """The maximum number of primitives of an expression."""
-
-_FREE = frozenset(["input", "const", "expand", "reshape", "size"])
-"""Terms that compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ def compute(
         made |= dict(zip(computed, ys, strict=True))
     for k, r in enumerate(results):
         y, at = made[k], known[id(r)]
-        y.finiteness, y.low = finiteness_of(r.dtype, NAN if at.nan else INFINITE if at.has_infinity else FINITE), ANY
+        y.finiteness, y.low = finiteness_of(r.dtype, finiteness_in(at)), ANY
         if y.finiteness == INFINITE:
             y.low = _low(r, known, inputs) if at.high < math.inf else ANY
     return [made[k] for k in range(len(results))]
@@ -142,6 +139,11 @@ def compute(
 def ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> dict[int, Range]:
     """The range of each term."""
     return facts.ranges(list(results), {i: _range_of(site, v) for i, v in enumerate(inputs)})
+
+
+def finiteness_in(values: Range) -> int:
+    """What a range says of infinities and NaN."""
+    return NAN if values.nan else INFINITE if values.has_infinity else FINITE
 
 
 def _range_of(site: Site, v: Value) -> Range:
@@ -203,7 +205,7 @@ class Leaves:
         for t in terms:
             if t.args and all(id(a) in constant for a in t.args):
                 constant.add(id(t))
-        before = {id(t) for t in terms if size and t.op not in _FREE and t.size * SMALLER <= size} | constant
+        before = {id(t) for t in terms if size and t.op not in FREE and t.size * SMALLER <= size} | constant
         tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
         parts: dict[tuple[int, ...], list[Term]] = {}
         for t in (t for t in terms if id(t) in tops & before and t.op not in ("const", "input")):
@@ -227,10 +229,8 @@ class Leaves:
         args = [self._of(a) for a in t.args]
         if t.op != "reshape":
             return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
-        source, wide = t.args[0].shape, len(self.shape)
-        same = t.size == 1 or (1,) * (wide - len(source)) + source == (1,) * (wide - len(t.shape)) + t.shape
-        same |= self._rows and t.shape == self.shape == source[:-1]  # the axis that is reduced is not kept
-        self._site.require(same, "a computed value is reshaped")
+        squeezed = self._rows and t.shape == self.shape == t.args[0].shape[:-1]  # the axis that is reduced is not kept
+        self._site.require(squeezed or is_aligned(t, len(self.shape)), "a computed value is reshaped")
         return args[0]
 
     def _constant(self, array: np.ndarray) -> Recorded:
@@ -283,36 +283,8 @@ def _emit(
         bind = framed(code.function, code.threads, code.chunk, code.sizes, code.steps, values)
         site.emit(bind, reads=leaves.values, writes=ys, kernel=f"machine.{name}")
         return ys
-    values = [stretched(site, v, leaves.shape, layout) for v in leaves.values]
-    dims, steps = collapsed(leaves.shape, layout, [*ys, *values])
-    size = math.prod(leaves.shape)
-    count = min(size, BLOCK) if len(program.calls) > 1 and len(dims) == 1 and size > 2 * BLOCK else size
-    places = [0]
-    for t in program.registers:
-        places.append(places[-1] + -(-count * t.itemsize // 64) * 64)
-    scratch = site.scratch(places[-1]) if places[-1] else None
-
-    def bind_calls() -> Bound:
-        arrays: list[np.ndarray] = []
-        held: dict[Any, np.ndarray] = {}  # NumPy is faster when the object is the same
-        for v, strides in zip([*ys, *values], steps, strict=True):
-            key = (id(v.buffer), v.offset, strides, v.dtype)
-            if key not in held:
-                held[key] = np.ndarray(dims if strides else (), v.dtype, v.buffer.memory, v.offset, strides)
-            arrays.append(held[key])
-        calls: list[Any] = []
-        memory = None if scratch is None else scratch.memory
-        for start in range(0, size, count):
-            now, part = arrays, dims
-            if count < size:
-                stop = min(start + count, size)
-                pieces = {id(a): a[start:stop] if a.ndim else a for a in arrays}
-                now, part = [pieces[id(a)] for a in arrays], (stop - start,)
-            registers = [np.ndarray(part, t, memory, p) for t, p in zip(program.registers, places, strict=False)]
-            calls += program.bind(now[len(ys) :], now[: len(ys)], registers)
-        return calls
-
-    site.emit(bind_calls, reads=values, writes=ys, kernel=f"numpy.{name}", scratch=scratch)
+    calls = ArrayCalls(program.bind, program.registers, len(program.calls) > 1)
+    emit_calls(site, ys, leaves.values, layout, calls, f"numpy.{name}")
     return ys
 
 
@@ -373,10 +345,7 @@ def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int)
     pad = (1,) * (3 - len(dims)) + dims
     wide = [(0,) * (3 - len(s)) + s for s in steps]
     count = len(model)
-    classes = tuple(
-        "scalar" if s[2] == 0 else "row" if s[2] == v.dtype.itemsize else "strided"
-        for s, v in zip(wide[count:], leaves.values, strict=True)
-    )
+    classes = movements([s[2] for s in wide[count:]], leaves.values)
     work = size * calls
     found = machine_code(site, tuple(leaves.results), classes, work)
     if found is None:
@@ -387,6 +356,13 @@ def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int)
     chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
     moves = (*(wide[count + i] for i in used), *wide[:count])
     return _Code(function, used, (pad[2], pad[0], pad[1]), moves, threads, chunk)
+
+
+def movements(steps: Sequence[int], values: Sequence[Value]) -> tuple[str, ...]:
+    """How machine code reads values that have these steps along the inner axis."""
+    return tuple(
+        "scalar" if s == 0 else "row" if s == v.dtype.itemsize else "strided" for s, v in zip(steps, values, strict=True)
+    )
 
 
 def framed(
@@ -575,15 +551,24 @@ def expression(site: Site, *inputs: Value | None) -> Value:
 
 def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
     terms, values, free = chained(site, inputs)
-    label = "+".join([site.name, *(f.name for f in site.followers[: site.absorbed])]).lower()
-    (y,) = compute(site, terms[-1:], values, label, lambda v: id(v) in free, engine=engine)
+    (y,) = compute(site, terms[-1:], values, label_of(site), lambda v: id(v) in free, engine=engine)
     return y
+
+
+def label_of(site: Site) -> str:
+    """The operators of a call and of those that it has absorbed."""
+    return "+".join([site.name, *(f.name for f in site.followers[: site.absorbed])]).lower()
+
+
+def replaceable(site: Site, inputs: Sequence[Value | None]) -> set[int]:
+    """The ids of the inputs in whose memory a result may be."""
+    return {id(v) for place, v in enumerate(inputs) if v is not None and site.reusable(place)}
 
 
 def chained(site: Site, inputs: Sequence[Value | None]) -> tuple[list[Term], list[Value], set[int]]:
     """The terms of a call and of those that follow it, which it absorbs, the inputs, and the ids of those that it may replace."""
     operations = [ExpressionCall(site.operator, site.attributes, tuple(inputs))]
-    free = {id(v) for place, v in enumerate(inputs) if v is not None and site.reusable(place)}
+    free = replaceable(site, inputs)
     for f in site.followers:
         if f.place < 0 or any(v is not None and v.dtype not in DTYPES for v in f.inputs):
             break

@@ -15,9 +15,21 @@ from ..elementwise.compile import available
 from ..elementwise.expression import Term, order
 from ..ir.declaration import has_trait
 from .elementwise import FLOATS, collapsed, order_of
-from .expressions import CHUNK, MISSING, PARALLEL, Leaves, chained, framed, machine_code, ranges
+from .expressions import (
+    CHUNK,
+    MISSING,
+    PARALLEL,
+    Leaves,
+    chained,
+    finiteness_in,
+    framed,
+    label_of,
+    machine_code,
+    movements,
+    ranges,
+)  # fmt: skip
 from .table import Site, kernel, worst
-from .values import ANY, FINITE, INFINITE, NAN, REACHED, Value, dense
+from .values import ANY, FINITE, NAN, REACHED, Value, dense
 
 OPERATORS = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
@@ -36,12 +48,11 @@ def along_rows(site: Site, *inputs: Value | None) -> Value:
     site.require(not any(site.outputs[1:]), "several results are used")
     terms, values, free = chained(site, inputs)
     result = terms[-1]
-    label = "+".join([site.name, *(f.name for f in site.followers[: site.absorbed])]).lower()
-    y = _emit(site, x, result, values, label, id(x) in free)
+    y = _emit(site, x, result, values, label_of(site), id(x) in free)
     known = ranges(site, [result], values)[id(result)]
     finite = worst(*values) == FINITE and has_trait("", site.name, "finite") and not site.absorbed
     softmax = site.name == "Softmax" and not site.absorbed and x.low == REACHED
-    y.finiteness = FINITE if finite or softmax else NAN if known.nan else INFINITE if known.has_infinity else FINITE
+    y.finiteness = FINITE if finite or softmax else finiteness_in(known)
     y.low = ANY
     return y
 
@@ -57,11 +68,8 @@ def _emit(site: Site, x: Value, result: Term, inputs: Sequence[Value], label: st
     reads = [_padded(v, x.ndim) for v in leaves.values]
     site.require(all(v.shape[-1] in (1, n) for v in reads), "an input has other rows")
     inner = [v.strides[-1] if v.shape[-1] != 1 else 0 for v in reads]
-    classes = tuple(
-        "scalar" if s == 0 else "row" if s == v.dtype.itemsize else "strided" for s, v in zip(inner, reads, strict=True)
-    )
     work = x.size * len(terms)
-    found = machine_code(site, tuple(leaves.results), classes, work)
+    found = machine_code(site, tuple(leaves.results), movements(inner, reads), work)
     if found is None:
         site.refuse(MISSING if site.wanted else "there is no machine code")
     function, places, scratch_types = found

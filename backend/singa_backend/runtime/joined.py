@@ -18,7 +18,7 @@ import numpy as np
 from .. import limits
 from ..devices.device import Device
 from ..elementwise.cuda_form import CudaForm, NotWritten, cuda_form
-from ..elementwise.expression import ExpressionTrace, Recorded, Term
+from ..elementwise.expression import FREE, ExpressionTrace, Recorded, Term
 from ..elementwise.trace import DTYPES, InputKind, substituted, traced
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
@@ -43,9 +43,6 @@ _LARGE = 1 << 16
 
 _TRAITS = ("unary", "broadcasting", "norm")
 """The traits of operators that may be elementwise; a norm is if its statistics are given."""
-
-_FREE = frozenset(["input", "const", "reshape", "expand"])
-"""Terms that compute nothing: a view costs no kernel."""
 
 
 def _traced(node: Node, kinds: tuple[InputKind, ...]) -> Term | None:
@@ -75,7 +72,7 @@ def _is_elementwise(node: Node) -> bool:
             term = _traced(node, kinds)
         except Exception:  # a body of a custom operator may require other shapes
             return False
-        if term is None or term.op not in _FREE:
+        if term is None or term.op not in FREE:
             return term is not None
     return False
 
