@@ -1,10 +1,11 @@
-"""Runs ONNX's suite, tests of definitions and three nets on aarch64, which qemu-user emulates; needs Debian on another processor.
+"""Runs ONNX's suite, tests of definitions, three nets, machine code and its bits on aarch64, which qemu-user emulates.
 
-    python tests/helpers/aarch64.py FOLDER [suite] [tests] [nets]     # tox -e aarch64; all three by default
+    python tests/helpers/aarch64.py FOLDER [suite] [tests] [nets] [code] [bits]     # tox -e aarch64; all by default
 
-FOLDER gets Python and its libraries from Debian's packages of arm64 (`root`), wheels from PyPI (`site`), and `python`, which
-runs both by qemu-aarch64 for this program and for the processes that it starts. They are kept for the next run. apt-get has its
-lists, its cache and its state in FOLDER, so that those of the system, and its architectures, stay as they are.
+It needs Debian on another processor. FOLDER gets Python and its libraries from Debian's packages of arm64 (`root`), wheels from
+PyPI (`site`), and `python`, which runs both by qemu-aarch64 for this program and for the processes that it starts. They are kept
+for the next run. apt-get has its lists, its cache and its state in FOLDER, so that those of the system, and its architectures,
+stay as they are.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ for name in sys.argv[1:]:
     assert max(errors) < 1e-5, name
 """
 STEPS: dict[str, tuple[str, ...]] = {
+    "code": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/elementwise"),
     "suite": (*SONNX, "conform", "--timeout", "1800"),
     "tests": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--without-plans", *TESTS),
     "nets": ("-c", COMPARE, *NETS),
@@ -76,7 +78,7 @@ def site(folder: Path) -> None:
     """Install this project's requirements, and those of the steps, as wheels for the unpacked Python."""
     with open(PROJECT / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
-    texts = [*project["dependencies"], "onnx==1.23.2", "pytest>=8.2"]
+    texts = [*project["dependencies"], *project["optional-dependencies"]["jit"], "onnx==1.23.2", "pytest>=8.2"]
     emulated = {"platform_machine": "aarch64", "sys_platform": "linux"}
     wanted = [r for r in map(Requirement, texts) if r.marker is None or r.marker.evaluate(emulated)]
     version = (folder / "root" / "usr" / "bin" / "python3").readlink().name.removeprefix("python")
