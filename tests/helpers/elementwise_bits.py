@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -29,13 +28,16 @@ from tests.helpers.plan_checks import kernels_used
 
 from singa_backend.backend import SingaBackend, SingaRep
 from singa_backend.conform.fuzz.generate import as_case, shown_domain
-from singa_backend.elementwise.compile import LEVELS, native
+from singa_backend.elementwise.compile import LEVELS, available, native
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.versioned import reads_on_host
 from singa_backend.kernels import expressions, frames, rows
 from singa_backend.kernels.table import Options
 
 KEYS = list(dict.fromkeys((*elementwise(), *FURTHER, *(("", name) for name in rows.OPERATORS))))
+
+UNCOMPILED = {}
+"""The operators of which no case has machine code for all steps."""
 
 OTHER_BITS: dict[str, str] = {}
 """The operators that some cases compute by other bits on other processors, and by what."""
@@ -50,11 +52,11 @@ class Large(Special):
 
     def axis(self, rank: int, negative_from: int = 11) -> int:
         axis = super().axis(rank, negative_from)
-        return rank - 1 if self.chance(0.7) else axis
+        return rank - 1 if self.chance(0.8) else axis
 
     def axes(self, rank: int, low: int = 1, negative_from: int = 11) -> list[int]:
         axes = super().axes(rank, low, negative_from)
-        return [rank - 1] if self.chance(0.7) else axes
+        return [rank - 1] if self.chance(0.8) else axes
 
 
 def cases(key: Key) -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
@@ -62,12 +64,17 @@ def cases(key: Key) -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray
     version = max(declarations[key])
     kinds = [types for types in combinations(key, version) if np.dtype(np.float16) not in types.values()]
     for types in kinds:
-        for n, d in enumerate(draws(key, version, types, max(1, min(6, 16 // len(kinds))), Large)):
+        for n, d in enumerate(draws(key, version, types, max(1, min(4, 16 // len(kinds))), Large)):
             d.fixed |= {i for i in range(len(d.inputs)) if reads_on_host(declarations[key][version], i)}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of type inference
                 case = as_case(0, n, *key, d, "")
             yield f"{name_of(key)} {' '.join(t.name for t in types.values())} {n}", case.model, case.feeds
+
+
+def is_x86() -> bool:
+    """Whether the levels of x86-64 run here."""
+    return str(native().target.triple).startswith("x86_64")
 
 
 def name_of(key: Key) -> str:
@@ -159,13 +166,12 @@ def differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def main(folder: Path, interpreters: Sequence[str]) -> int:
     """Compute here and by other interpreters; returns 1 if bits differ."""
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     folder.mkdir(parents=True, exist_ok=True)
     draw(path := folder / "cases.npz")
     found = {"one thread": compute(path)}
     with small_parts():
         found["two threads"] = compute(path, 2)
-    if native().target.triple.startswith("x86_64"):
+    if is_x86():
         with at("avx2"):
             found["AVX2"] = compute(path)
     for python in interpreters:
@@ -180,6 +186,8 @@ def main(folder: Path, interpreters: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    if reason := available():
+        sys.exit(f"bits: there must be machine code, got none: {reason}")
     place, *rest = sys.argv[1:]
     if place.endswith(".npz"):
         Path(rest[0]).write_text(json.dumps(compute(Path(place))))
