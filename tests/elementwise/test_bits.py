@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.helpers.elementwise_bits import KEYS, UNCOMPILED, at, cases, computed, is_compiled, is_x86, name_of, small_parts
+from tests.helpers.elementwise_bits import KEYS, LOWERED, VIEWS, at, cases, computed, is_compiled, is_x86, name_of, small_parts
 from tests.helpers.elementwise_draws import Key
 
 from singa_backend.elementwise.compile import available
@@ -25,4 +25,4 @@ def test_equal_bits(key: Key) -> None:
         if is_x86():
             with at("avx2"):
                 assert computed(model, feeds) == found, name
-    assert compiled == (name_of(key) not in UNCOMPILED)
+    assert compiled or key in VIEWS or key not in LOWERED, "no machine code"
