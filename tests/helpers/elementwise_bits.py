@@ -47,7 +47,14 @@ OTHER_BITS: dict[str, str] = {}
 
 
 class Large(Special):
-    """Draws rows that are longer than vectors, most of which are reduced."""
+    """Draws rows that are longer than vectors, most of which are reduced, and floats of any bits."""
+
+    def _floats(self, dtype: np.dtype[Any], shape: tuple[int, ...], kind: str) -> np.ndarray:
+        x = super()._floats(dtype, shape, kind)
+        word = np.dtype(f"u{dtype.itemsize}")
+        drawn = np.asarray(self.rng.integers(0, np.iinfo(word).max, shape, word)).view(dtype)
+        drawn = np.where(np.isnan(drawn), np.array(np.nan, dtype), drawn)  # a signaling NaN is another value for NumPy
+        return np.where(self.rng.random(shape) < 0.3, drawn, x) if kind == "any" else x
 
     def shape(self, *args: Any, **options: Any) -> tuple[int, ...]:
         shape = super().shape(*args, **options)
