@@ -33,9 +33,16 @@ from singa_backend.ir.declaration import declarations
 from singa_backend.ir.versioned import reads_on_host
 from singa_backend.kernels import expressions, frames, rows
 from singa_backend.kernels.table import Options
-from singa_backend.proto.schemas import MICROSOFT
+from singa_backend.proto.schemas import LAX, MICROSOFT
 
-LOWERED = [*elementwise(), *(("", name) for name in rows.OPERATORS)]
+BODIES = [
+    *((MICROSOFT, name) for name in ("BiasGelu", "BiasSoftmax", "BiasSplitGelu", "FastGelu")),
+    *((MICROSOFT, name) for name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")),
+    (LAX, "SimplifiedLayerNormalization"),
+]
+"""Operators with bodies of elementwise operators and rows."""
+
+LOWERED = [*elementwise(), *(("", name) for name in rows.OPERATORS), *BODIES]
 VIEWS = [("", "Identity"), (MICROSOFT, "SampleOp")]
 """The elementwise operators that compute nothing."""
 
