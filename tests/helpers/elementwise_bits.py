@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import subprocess
 import sys
 import warnings
@@ -199,7 +200,7 @@ def main(folder: Path, interpreters: Sequence[str]) -> int:
     for python in interpreters:
         command = [python, "-m", "tests.helpers.elementwise_bits", str(path), str(result := folder / "result.json")]
         subprocess.run(command, check=True)
-        found[python] = json.loads(result.read_text())
+        found |= json.loads(result.read_text())
     for name, results in found.items():
         print(f"bits: {name}: machine code computes {sum(map(is_compiled, results.values()))} of {len(results)} cases")
     wrong = differences(found)
@@ -212,6 +213,6 @@ if __name__ == "__main__":
         sys.exit(f"bits: there must be machine code, got none: {reason}")
     place, *rest = sys.argv[1:]
     if place.endswith(".npz"):
-        Path(rest[0]).write_text(json.dumps(compute(Path(place))))
+        Path(rest[0]).write_text(json.dumps({platform.machine(): compute(Path(place))}))
     else:
         sys.exit(main(Path(place), rest))
