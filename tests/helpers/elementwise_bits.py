@@ -50,8 +50,13 @@ VIEWS = [("", "Identity"), (MICROSOFT, "SampleOp")]
 KEYS = list(dict.fromkeys((*LOWERED, *FURTHER)))
 """The operators that machine code computes, and neighbours, some of which it computes."""
 
-OTHER_BITS: dict[str, str] = {}
-"""The operators that some cases compute by other bits on other processors, and by what."""
+OTHER_BITS = {
+    "GlobalAveragePool": "oneDNN's pooling; sums of NumPy",
+    "InstanceNormalization": "oneDNN's normalization; the definition",
+    "Softmax": "oneDNN's softmax along other axes; exp of NumPy",
+    "SwiGLU": "exp of NumPy, in the definition",
+}
+"""The operators of which some cases have other bits on other processors, and what computes these."""
 
 
 class Large(Special):
