@@ -29,6 +29,9 @@ TOOLS = {"qemu-aarch64": "qemu-user", "apt-get": "apt", "dpkg-deb": "dpkg"}
 PACKAGES = ("python3", "libgomp1", "libstdc++6")
 """What is unpacked, with everything that it depends on."""
 
+EXTRAS = ("image", "jit", "text")
+"""Those that the suite and machine code use."""
+
 GLIBC = range(17, 37)
 """The versions 2.x for which wheels are accepted: up to that of Debian 12."""
 
@@ -79,10 +82,11 @@ def root(folder: Path) -> None:
 
 
 def requirements() -> list[str]:
-    """What this project, its extra `jit` and the steps need on aarch64."""
+    """What this project, some of its extras and the steps need on aarch64."""
     with open(PROJECT / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
-    texts = [*project["dependencies"], *project["optional-dependencies"]["jit"], "onnx==1.23.2", "pytest>=8.2"]
+    extras = [text for extra in EXTRAS for text in project["optional-dependencies"][extra]]
+    texts = [*project["dependencies"], *extras, "onnx==1.23.2", "pytest>=8.2"]
     emulated = {"platform_machine": "aarch64", "sys_platform": "linux"}
     return [f"{r.name}{r.specifier}" for r in map(Requirement, texts) if r.marker is None or r.marker.evaluate(emulated)]
 
