@@ -255,6 +255,11 @@ class Builder:
         x = x.to("zext", "i8") if x.type == "i1" else x
         self.emit(f"store {x.type} {x.lane(0)}, ptr {pointer}, align {dtype.itemsize}")
 
+    def numbers(self, first: str, kind: str, step: int) -> Vector:
+        """The number in the first lane, and by a step more in each one after it."""
+        begin = first if kind == "i64" else self.raw(f"trunc i64 {first} to {kind}")
+        return self.splat(begin, kind) + Vector(self, "<" + ", ".join(f"{kind} {i * step}" for i in range(LANES)) + ">", kind)
+
     def first(self, count: str) -> Vector:
         """The mask of the first lanes."""
         return Vector(self, _LANE_NUMBERS, "i64") < self.splat(count, "i64")

@@ -19,7 +19,7 @@ from ..elementwise import facts
 from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
 from ..elementwise.expression import FREE, ExpressionTrace, Recorded, Term, is_aligned, order
 from ..elementwise.facts import Range
-from ..elementwise.machine_code import MachineCode, emit
+from ..elementwise.machine_code import MachineCode, emit, grows
 from ..elementwise.numpy_form import NumpyProgram, evaluate
 from ..elementwise.primitives import NotEmitted
 from ..elementwise.trace import DTYPES, InputKind, substituted, traced
@@ -183,10 +183,13 @@ class Leaves:
         shape: of the results.
     """
 
-    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: bool = False) -> None:
-        """Args: rows: whether something is reduced, so that no part is computed before the others."""
+    def __init__(
+        self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: tuple[int, ...] = (),
+        shape: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """Args: rows: the axes that are reduced, so that no part is computed before the others; shape: of what is reduced."""
         self._site, self._inputs, self._rows = site, inputs, rows
-        self.shape = results[0].shape
+        self.shape = results[0].shape if shape is None else shape
         self.values: list[Value] = []
         self._trace = ExpressionTrace()
         self._places: dict[Any, Recorded] = {}
@@ -229,7 +232,8 @@ class Leaves:
         args = [self._of(a) for a in t.args]
         if t.op != "reshape":
             return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
-        squeezed = self._rows and t.shape == self.shape == t.args[0].shape[:-1]  # the axis that is reduced is not kept
+        kept = [d for i, d in enumerate(t.args[0].shape) if i - len(t.args[0].shape) not in self._rows]
+        squeezed = self._rows and t.shape == tuple(kept)  # the axes that are reduced are not kept
         self._site.require(squeezed or is_aligned(t, len(self.shape)), "a computed value is reshaped")
         return args[0]
 
@@ -275,7 +279,7 @@ def _emit(
     code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
     if code is None and engine == "machine":
         site.refuse(MISSING if site.wanted else "machine code would not be faster")
-    ys = _outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
+    ys = outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
     if not math.prod(leaves.shape):
         return ys
     if code is not None:
@@ -319,15 +323,15 @@ class _Code:
     Attributes:
         function: the function.
         leaves: the leaves that it reads, in the order of the pointers.
-        sizes: the inner, the outer and the middle size.
-        steps: for each pointer the steps along the outer, the middle and the inner axis.
+        sizes: the inner, the outer and the middle size, and the depth.
+        steps: for each pointer the steps along the outer, the middle, the deep and the inner axis.
         threads: the number of threads.
         chunk: what a thread claims at a time.
     """
 
     function: Compiled
     leaves: tuple[int, ...]
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int, int]
     steps: tuple[tuple[int, ...], ...]
     threads: int
     chunk: int
@@ -345,7 +349,7 @@ def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int)
     pad = (1,) * (3 - len(dims)) + dims
     wide = [(0,) * (3 - len(s)) + s for s in steps]
     count = len(model)
-    classes = movements([s[2] for s in wide[count:]], leaves.values)
+    classes = movements([(0, s[2]) for s in wide[count:]], leaves.values)
     work = size * calls
     found = machine_code(site, tuple(leaves.results), classes, work)
     if found is None:
@@ -354,15 +358,17 @@ def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int)
     threads = site.options.threads if work > PARALLEL else 1
     rows = pad[0] * pad[1]
     chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
-    moves = (*(wide[count + i] for i in used), *wide[:count])
-    return _Code(function, used, (pad[2], pad[0], pad[1]), moves, threads, chunk)
+    moves = tuple((*s[:2], 0, s[2]) for s in (*(wide[count + i] for i in used), *wide[:count]))
+    return _Code(function, used, (pad[2], *pad[:2], 1), moves, threads, chunk)
 
 
-def movements(steps: Sequence[int], values: Sequence[Value]) -> tuple[str, ...]:
-    """How machine code reads values that have these steps along the inner axis."""
-    return tuple(
-        "scalar" if s == 0 else "row" if s == v.dtype.itemsize else "strided" for s, v in zip(steps, values, strict=True)
-    )
+def movements(steps: Sequence[tuple[int, int]], values: Sequence[Value]) -> tuple[str, ...]:
+    """How machine code reads values that have these steps along the deep and the inner axis."""
+
+    def one(deep: int, s: int, itemsize: int) -> str:
+        return "deep " * bool(deep) + ("scalar" if s == 0 else "row" if s == itemsize else "strided")
+
+    return tuple(one(*s, v.dtype.itemsize) for s, v in zip(steps, values, strict=True))
 
 
 def framed(
@@ -381,8 +387,8 @@ def framed(
         function: the code.
         threads: the number of threads.
         chunk: what a thread claims at a time.
-        sizes: the inner, the outer and the middle size.
-        steps: for each pointer the steps along the outer, the middle and the inner axis.
+        sizes: the inner, the outer and the middle size, and the depth.
+        steps: for each pointer the steps along the outer, the middle, the deep and the inner axis.
         values: the inputs and the results.
         scratch: temporary memory.
         places: the first byte of each array in it.
@@ -429,18 +435,22 @@ _ASKED: Counter[str] = Counter()
 """The work of the steps that have asked for code that is not there."""
 
 
-def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int) -> Code | None:
+def machine_code(
+    site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int, axes: tuple[int, ...] = (), across: bool = False
+) -> Code | None:
     """The machine code of terms; None if there is none, or not yet.
 
     Args:
         site: the place; a plan that is deterministic does not depend on what is kept.
         results: the terms.
-        classes: how each input moves along the inner axis.
+        classes: how each input moves.
         work: of the step.
+        axes: those that are reduced, counted from the end.
+        across: whether the inner axis in memory is not one of them.
     """
     if site.options.deterministic and work < WORTH:
         return None
-    key = repr((_key(results), classes))
+    key = repr((_key(results, axes), classes, across))
     found = _KNOWN.get(key)
     if found is None:
         try:
@@ -450,7 +460,7 @@ def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...]
                 _ASKED[key] += work
                 if work < WORTH and (waited or _ASKED[key] < TOGETHER):
                     return None
-            code = emit("k", results, dict(enumerate(classes)))
+            code = emit("k", results, dict(enumerate(classes)), axes, across)
         except (NotEmitted, NotCompiled) as reason:
             _KNOWN[key] = str(reason)
             return None
@@ -478,26 +488,29 @@ def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
     return found
 
 
-def _key(results: Sequence[Term]) -> Any:
+def _key(results: Sequence[Term], axes: Sequence[int]) -> Any:
     """All on which the code of an expression depends."""
     places: dict[int, int] = {}
     rows = []
     for t in order(results):
         places[id(t)] = len(places)
-        shape = (len(t.shape), t.shape[-1:] == t.args[0].shape[-1:]) if t.op in ("reduce", "expand") else None
-        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.str, t.extra, shape))
+        extra = t.extra
+        if t.op in ("reduce", "expand", "size", "position"):
+            extra = t.extra[0] if t.op == "reduce" else t.op == "expand" and grows(t, axes)
+        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.str, extra))
     return rows, [places[id(r)] for r in results]
 
 
-def _outputs(
+def outputs(
     site: Site,
     leaves: Leaves,
     layout: Sequence[int],
     reusable: Callable[[Value], bool],
     into: Mapping[int, Value],
     may_replace: Callable[[int, int], bool],
+    kept: tuple[int, ...] = (),
 ) -> list[Value]:
-    """The values of the results: in the memory of an input where that may be.
+    """The values of the results: in the memory of an input where that may be; those that are smaller have the shape `kept`.
 
     A result of one element is always a new value: in place, NumPy takes three times as long.
     """
@@ -512,6 +525,9 @@ def _outputs(
 
     for k, r in enumerate(leaves.results):
         found: Value | None = None
+        if r.size != math.prod(shape):
+            ys.append(site.new(kept, r.dtype, layout, FINITE))
+            continue
         if k in into:
             places = [i for i, v in enumerate(leaves.values) if v.buffer is into[k].buffer]
             found = into[k] if all(fits(into[k], k, i) for i in places or (-1,)) else None
@@ -536,22 +552,15 @@ def _apart(leaves: Leaves, v: Value, place: int, may_replace: Callable[[int, int
     return True
 
 
-@general("unary", "broadcasting", on="machine")
-def generated(site: Site, *inputs: Value | None) -> Value:
-    """An elementwise call, and those that follow it, by machine code."""
-    site.require(not available(), available())
-    return _chain(site, inputs, "machine")
-
-
 @general("unary", "broadcasting", on="numpy")
 def expression(site: Site, *inputs: Value | None) -> Value:
     """An elementwise call, and those that follow it, by NumPy."""
-    return _chain(site, inputs, "numpy")
-
-
-def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
     terms, values, free = chained(site, inputs)
-    (y,) = compute(site, terms[-1:], values, label_of(site), lambda v: id(v) in free, engine=engine)
+    plain = [all(t.op != "reduce" for t in order([one])) for one in terms]
+    count = (*plain, False).index(False)
+    site.require(count, "axes are reduced")
+    site.absorb(count - 1)
+    (y,) = compute(site, terms[count - 1 : count], values, label_of(site), lambda v: id(v) in free, engine="numpy")
     return y
 
 
