@@ -180,7 +180,8 @@ class Leaves:
     Attributes:
         results: the terms; the place of an input is that of a leaf.
         values: the leaves.
-        shape: of the results.
+        shape: of the results, or of what is reduced.
+        kept: the shape of what is reduced, with its axes.
     """
 
     def __init__(
@@ -190,6 +191,10 @@ class Leaves:
         """Args: rows: the axes that are reduced, so that no part is computed before the others; shape: of what is reduced."""
         self._site, self._inputs, self._rows = site, inputs, rows
         self.shape = results[0].shape if shape is None else shape
+        reduced = {a % len(self.shape) for a in rows}
+        self.kept = tuple(1 if i in reduced else d for i, d in enumerate(self.shape))
+        self._without = tuple(d for i, d in enumerate(self.shape) if i not in reduced)
+        self._squeezed: set[int] = set()  # the terms that do not have the axes, which no other value may meet
         self.values: list[Value] = []
         self._trace = ExpressionTrace()
         self._places: dict[Any, Recorded] = {}
@@ -230,12 +235,17 @@ class Leaves:
         if t.op == "reshape" and t.args[0].op == "input":
             return self._input(t)
         args = [self._of(a) for a in t.args]
-        if t.op != "reshape":
-            return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
-        kept = [d for i, d in enumerate(t.args[0].shape) if i - len(t.args[0].shape) not in self._rows]
-        squeezed = self._rows and t.shape == tuple(kept)  # the axes that are reduced are not kept
-        self._site.require(squeezed or is_aligned(t, len(self.shape)), "a computed value is reshaped")
-        return args[0]
+        loose = [id(a) in self._squeezed for a in t.args]
+        if t.op == "reshape" and (any(loose) or not is_aligned(t, len(self.shape))):
+            forms = (self.kept, self._without)
+            self._site.require(self._rows and t.shape in forms and t.args[0].shape in forms, "a computed value is reshaped")
+            if t.shape == self._without:
+                self._squeezed.add(id(t))
+        elif any(loose):
+            fits = t.shape == self._without and all(x or a.size == 1 for x, a in zip(loose, t.args, strict=True))
+            self._site.require(fits, "the axes are not kept, and others are read")
+            self._squeezed.add(id(t))
+        return args[0] if t.op == "reshape" else self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
 
     def _constant(self, array: np.ndarray) -> Recorded:
         """A constant: a number of the expression, or a leaf."""

@@ -39,7 +39,8 @@ from .values import ANY, FINITE, REACHED, Buffer, Value, strides_of
 
 OPERATORS = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
-    "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp",
+    "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin",
+    "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization",
 )  # fmt: skip
 """The operators whose definitions reduce axes."""
 
@@ -102,8 +103,6 @@ def _emit(
     terms = order(leaves.results)
     site.require(any(t.op == "reduce" for t in terms), "nothing is reduced")
     reads = [_padded(v, len(shape)) for v in leaves.values]
-    alone = all(v.shape == shape or v.size == 1 for v in reads)
-    site.require(alone or all(r.shape in (shape, kept) for r in results), "the axes are not kept, and others are read")
     layout = next((o for v in reads if v.shape == shape and (o := order_of(v)) is not None), list(range(len(shape))))
     forms = [shape if r.shape == shape else kept for r in results]
     models = [Value(Buffer(0), f, strides_of(f, r.dtype.itemsize, layout), r.dtype) for f, r in zip(forms, results, strict=True)]
