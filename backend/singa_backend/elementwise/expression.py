@@ -406,7 +406,7 @@ class RecordingNamespace(Namespace):
         there = there | np.isnan(x) if x.dtype.kind == "f" else there
         shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
         position = self.trace.term("position", (), kind, shape, axis)
-        places = self.where(there, position, self.trace.constant(-1 if last else np.iinfo(kind).max, kind))
+        places = self.where(there, position, self.trace.constant(-1 if last else (1 << 8 * kind.itemsize - 1) - 1, kind))
         return (places.max if last else places.min)(axis).astype(np.int64)
 
     def refuse(self, bad: Any, error: Callable[[], OperatorError]) -> None:

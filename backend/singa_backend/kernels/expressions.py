@@ -341,7 +341,7 @@ class _Code:
 
     function: Compiled
     leaves: tuple[int, ...]
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, ...]
     steps: tuple[tuple[int, ...], ...]
     threads: int
     chunk: int
