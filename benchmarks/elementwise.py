@@ -44,7 +44,8 @@ ROWS = {
     "log softmax of channels": ["y = LogSoftmax <axis = 1> (x)"], "sum of columns": ["y = ReduceSum(x, first)"],
     "l2 of columns": ["y = ReduceL2(x, first)"], "arg max of columns": ["y = ArgMax <axis = 0> (x)"],
     "max of channels": ["y = ReduceMax(x, second)"], "mean of a batch": ["y = ReduceMean(x, batch)"],
-    "instance norm": ["y = InstanceNormalization(x, w, w)"], "softmax(x z) x": ["a = Mul(x, z)", "b = Softmax(a)", "y = Mul(b, x)"],
+    "instance norm": ["y = InstanceNormalization(x, w, w)"],
+    "softmax(x z) x": ["a = Mul(x, z)", "b = Softmax(a)", "y = Mul(b, x)"],
 }  # fmt: skip
 WIDTHS = {1000: 128, 100_000: 768, 10_000_000: 1216}
 """The elements of a row, by the elements in all."""

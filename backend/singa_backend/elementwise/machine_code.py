@@ -14,10 +14,10 @@ inner one too: then a row has depth times n elements and one reduced value, othe
 reduced value in each lane.  Without an input that is deep there is no loop over the depth.
 
 The pointer of a scratch has as its first step the bytes from the row of one thread to that of the next.
-An input is a "row" (its elements are adjacent along the inner axis), "scalar" (one element) or "strided", and "deep row" and so on
-if it moves along the deep axis; results are rows, or what is left of a row if they are reduced.  If the outer and the middle size
-are 1 and nothing is reduced, threads claim elements of the row, otherwise whole rows; the bits of the results do not depend on
-which thread computes what.  A result may have the place of an input of elements of its size; with one thread, of an input of
+An input is a "row" (its elements are adjacent along the inner axis), "scalar" (one element) or "strided", and "deep row" and so
+on if it moves along the deep axis; results are rows, or what is left of a row if they are reduced.  If the outer and the middle
+size are 1 and nothing is reduced, threads claim elements of the row, otherwise whole rows; the bits of the results do not depend
+on which thread computes what.  A result may have the place of an input of elements of its size; with one thread, of an input of
 larger elements too.
 """
 
@@ -39,7 +39,7 @@ STRIP = 4
 """The vectors of a strip."""
 
 BLOCK = 4096
-"""The elements that are added before the sums of the blocks are, in float64, so that the error does not grow with their number."""
+"""The elements that are added before the sums of the blocks are, in float64, so that the error hardly grows with the row."""
 
 _UNROLLED = 4
 """The vectors in turn to which the elements of a row are added."""

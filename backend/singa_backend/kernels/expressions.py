@@ -7,27 +7,24 @@ as a rate or a value for each row, is computed before it.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..elementwise import facts
-from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
+from ..elementwise.compile import available
 from ..elementwise.expression import FREE, ExpressionTrace, Recorded, Term, is_aligned, order
 from ..elementwise.facts import Range
-from ..elementwise.machine_code import MachineCode, emit, grows
 from ..elementwise.numpy_form import NumpyProgram, evaluate
-from ..elementwise.primitives import NotEmitted
-from ..elementwise.trace import DTYPES, InputKind, substituted, traced
+from ..elementwise.trace import DTYPES, InputKind, Operand, traced_calls
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
-from . import onednn
-from .elementwise import BLOCK, ArrayCalls, collapsed, emit_calls, finiteness_of, order_of
+from .elementwise import BLOCK, ArrayCalls, emit_calls, finiteness_of, order_of
+from .frames import MISSING, Rows, machine_step
 from .table import Refused, Site, general
-from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, address_of, dense, strides_of, sum_finiteness
+from .values import ANY, FINITE, INFINITE, LOW, NAN, Value, dense, sum_finiteness
 
 LITERAL = 64.0
 """A constant of one element is a part of the expression if it is a multiple of 1 / LITERAL up to LITERAL, otherwise an input: the
@@ -57,39 +54,30 @@ class ExpressionCall:
 
 def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term], list[Value]]:
     """The terms of the results of calls, and the values of the inputs; refuses calls that are not elementwise."""
-    whole = ExpressionTrace()
-    inputs: dict[int, tuple[Value, Recorded]] = {}
-    made: list[Recorded] = []
+    inputs: dict[int, tuple[int, Value]] = {}
+    calls: list[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...]]] = []
     for one in operations:
-        operands: list[Recorded | None] = []
-        kinds: list[InputKind | None] = []
+        operands: list[Operand] = []
         for n, v in enumerate(one.operands):
-            if isinstance(v, Value) and reads_on_host(one.operator.declaration, n):
+            if not isinstance(v, Value):
+                operands.append(None if v is None else (True, v))
+            elif reads_on_host(one.operator.declaration, n):
                 site.require(v.constant, "an input that is read on the host is not a constant")
-                kinds.append(InputKind(v.dtype, v.shape, v.array.tobytes()))
-                continue
-            if isinstance(v, Value):
-                site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
-                if id(v) not in inputs:
-                    inputs[id(v)] = v, whole.input(v.dtype, v.shape)
-                operand: Recorded | None = inputs[id(v)][1]
+                operands.append(InputKind(v.dtype, v.shape, v.array.tobytes()))
             else:
-                operand = None if v is None else made[v]
-            operands.append(operand)
-            kinds.append(None if operand is None else InputKind(operand.dtype, operand.shape))
-        found = traced(one.operator, one.attributes, tuple(kinds))
-        if isinstance(found, str):
-            site.refuse(found)
-        values = [v for v, _ in inputs.values()]
-        there = [r for r in operands if r is not None]
-        (y,), checks = substituted(whole, found.results, there), substituted(whole, found.checks, there)
-        for bad in checks:
-            used = {t.extra for t in order([bad.term]) if t.op == "input"}
-            site.require(all(values[i].constant for i in used), "a value must be checked in each run")
-            arrays = [v.array if i in used else None for i, v in enumerate(values)]
-            site.require(not evaluate([bad.term], arrays)[0].any(), "the definition refuses a value")
-        made.append(y)
-    return [y.term for y in made], [v for v, _ in inputs.values()]
+                site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
+                operands.append((False, inputs.setdefault(id(v), (len(inputs), v))[0]))
+        calls.append((one.operator, one.attributes, tuple(operands)))
+    values = [v for _, v in inputs.values()]
+    found = traced_calls(calls, tuple(InputKind(v.dtype, v.shape) for v in values))
+    if isinstance(found, str):
+        site.refuse(found)
+    for bad in found.checks:
+        used = {t.extra for t in order([bad]) if t.op == "input"}
+        site.require(all(values[i].constant for i in used), "a value must be checked in each run")
+        arrays = [v.array if i in used else None for i, v in enumerate(values)]
+        site.require(not evaluate([bad], arrays)[0].any(), "the definition refuses a value")
+    return list(found.results), values
 
 
 def compute(
@@ -101,7 +89,7 @@ def compute(
     into: Mapping[int, Value] | None = None,
     engine: str = "",
 ) -> list[Value]:
-    """Emit the step that computes expressions whose results have one shape.
+    """Emit the step that computes expressions of one shape, some of which may reduce the same axes.
 
     Args:
         site: the place.
@@ -116,18 +104,18 @@ def compute(
         The results.
     """
     site.require(all(r.dtype in DTYPES for r in results), f"elements of {results[0].dtype}")
-    shapes = {r.shape for r in results}
-    site.require(len(shapes) == 1, "the results have several shapes")
+    rows = _rows(site, results)
+    site.require(all(r.shape in (rows.shape, rows.kept, rows.squeezed) for r in results), "the results have several shapes")
     site.require(len(order(results)) <= MOST_TERMS, "the expression is too long")
     known = ranges(site, results, inputs)
     plain = {k: inputs[r.extra] for k, r in enumerate(results) if r.op == "input"}  # such as Clip without bounds
     computed = [k for k in range(len(results)) if k not in plain]
     made: dict[int, Value] = {k: v.view(v.shape, v.strides) for k, v in plain.items()}
     if computed:
-        leaves = Leaves(site, [results[k] for k in computed], inputs, label)
+        leaves = Leaves(site, [results[k] for k in computed], inputs, label, rows)
         wanted = {n: into[k] for n, k in enumerate(computed) if into and k in into}
         ys = _emit(site, leaves, label, reusable, wanted, engine)
-        made |= dict(zip(computed, ys, strict=True))
+        made |= {k: _squeezed(y, results[k].shape, rows) for k, y in zip(computed, ys, strict=True)}
     for k, r in enumerate(results):
         y, at = made[k], known[id(r)]
         y.finiteness, y.low = finiteness_of(r.dtype, finiteness_in(at)), ANY
@@ -136,9 +124,26 @@ def compute(
     return [made[k] for k in range(len(results))]
 
 
-def ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> dict[int, Range]:
+def _rows(site: Site, results: Sequence[Term]) -> Rows:
+    """What expressions reduce."""
+    reduced = [t for t in order(results) if t.op == "reduce"]
+    if not reduced:
+        return Rows(results[0].shape, ())
+    kinds = {tuple(a - len(t.args[0].shape) for a in t.extra[1]) for t in reduced}
+    site.require(len(kinds) == 1, "several axes are reduced apart")
+    return Rows(np.broadcast_shapes(*(t.args[0].shape for t in reduced)), *kinds)
+
+
+def _squeezed(y: Value, shape: tuple[int, ...], rows: Rows) -> Value:
+    """A reduced value in a shape, which may lack the axes."""
+    rank = len(rows.shape)
+    kept = [i for i in range(rank) if i - rank not in rows.axes]
+    return y.view(shape, [y.strides[i] for i in kept]) if len(shape) < y.ndim else y
+
+
+def ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> Mapping[int, Range]:
     """The range of each term."""
-    return facts.ranges(list(results), {i: _range_of(site, v) for i, v in enumerate(inputs)})
+    return facts.ranges(tuple(results), tuple(_range_of(site, v) for v in inputs))
 
 
 def finiteness_in(values: Range) -> int:
@@ -180,351 +185,166 @@ class Leaves:
     Attributes:
         results: the terms; the place of an input is that of a leaf.
         values: the leaves.
-        shape: of the results, or of what is reduced.
-        kept: the shape of what is reduced, with its axes.
+        rows: what is reduced.
     """
 
-    def __init__(
-        self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: tuple[int, ...] = (),
-        shape: tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
-        """Args: rows: the axes that are reduced, so that no part is computed before the others; shape: of what is reduced."""
-        self._site, self._inputs, self._rows = site, inputs, rows
-        self.shape = results[0].shape if shape is None else shape
-        reduced = {a % len(self.shape) for a in rows}
-        self.kept = tuple(1 if i in reduced else d for i, d in enumerate(self.shape))
-        self._without = tuple(d for i, d in enumerate(self.shape) if i not in reduced)
-        self._squeezed: set[int] = set()  # the terms that do not have the axes, which no other value may meet
-        self.values: list[Value] = []
-        self._trace = ExpressionTrace()
-        self._places: dict[Any, Recorded] = {}
-        self._done: dict[int, Recorded] = {}
-        self._compute_parts(results, label)
-        for t in order(results, self._done):
-            if t.op != "input":
-                self._done[id(t)] = self._rewritten(t)
-        self.results = [self._of(r).term for r in results]
+    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: Rows) -> None:
+        """Args: rows: what is reduced; then no part is computed before the others."""
+        self._site, self._inputs, self.rows = site, inputs, rows
+        parts = self._computed_parts(results, label, 0 if rows.axes else math.prod(rows.shape))
+        places: dict[Any, tuple[int, Value]] = {}
+        sources: list[tuple[Term, int | bytes]] = []
+        for t in (*parts, *(t for t in order(results, {id(t) for t in parts}) if t.op == "input")):
+            v = parts[t] if t in parts else inputs[t.extra]
+            source: int | bytes | None = _number(v)
+            if source is None:
+                v = v.view((), ()) if v.size == 1 else v
+                source, _ = places.setdefault((id(v.buffer), v.offset, v.shape, v.strides, v.dtype), (len(places), v))
+            sources.append((t, source))
+        rewritten = _over_leaves(tuple(results), tuple(sources), rows)
+        if isinstance(rewritten, str):
+            site.refuse(rewritten)
+        self.results, leaves = rewritten
+        values = [v for _, v in places.values()]
+        self.values = [_viewed(values[i], shape) for i, shape in leaves]
 
-    def _compute_parts(self, results: Sequence[Term], label: str) -> None:
-        """Let constants, and values that are smaller than the results, be leaves."""
-        terms, size = order(results), 0 if self._rows else math.prod(self.shape)
+    def _computed_parts(self, results: Sequence[Term], label: str, size: int) -> dict[Term, Value]:
+        """The values of constants, and those that are so much smaller than results of this size; none is for 0."""
+        terms = order(results)
         small = [v.array if v.constant and v.size <= BLOCK else None for v in self._inputs]
-        constant = {id(t) for t in terms if t.op == "const" or (t.op == "input" and small[t.extra] is not None)}
+        constant = {t for t in terms if t.op == "const" or (t.op == "input" and small[t.extra] is not None)}
         for t in terms:
-            if t.args and all(id(a) in constant for a in t.args):
-                constant.add(id(t))
-        before = {id(t) for t in terms if size and t.op not in FREE and t.size * SMALLER <= size} | constant
-        tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
+            if t.args and constant.issuperset(t.args):
+                constant.add(t)
+        before = {t for t in terms if size and t.op not in FREE and t.size * SMALLER <= size} | constant
+        tops = {a for t in terms if t not in before for a in t.args}.union(results)
+        values: dict[Term, Value] = {}
         parts: dict[tuple[int, ...], list[Term]] = {}
-        for t in (t for t in terms if id(t) in tops & before and t.op not in ("const", "input")):
-            if id(t) in constant:
-                self._done[id(t)] = self._constant(evaluate([t], small)[0])
+        for t in (t for t in terms if t in tops and t in before and t.op not in ("const", "input")):
+            if t in constant:
+                values[t] = self._site.constant(np.ascontiguousarray(evaluate([t], small)[0]))
             else:
                 parts.setdefault(t.shape, []).append(t)
         for several in parts.values():
-            for t, v in zip(several, compute(self._site, several, self._inputs, label), strict=True):
-                self._done[id(t)] = self._leaf(v, t.shape)
+            values |= dict(zip(several, compute(self._site, several, self._inputs, label), strict=True))
+        return values
 
-    def _of(self, t: Term) -> Recorded:
-        """What takes the place of a term that is an input, or was rewritten before."""
-        if id(t) not in self._done:
-            self._done[id(t)] = self._input(t)
-        return self._done[id(t)]
 
-    def _rewritten(self, t: Term) -> Recorded:
+def _number(v: Value) -> bytes | None:
+    """The bytes of a constant that is a number of the expression; None for another value."""
+    if not v.constant or v.size != 1:
+        return None
+    number = v.array.reshape(())
+    with np.errstate(all="ignore"):
+        plain = v.dtype.kind == "b" or (abs(number) <= LITERAL and float(number * LITERAL).is_integer())
+    return number.tobytes() if plain else None
+
+
+@lru_cache(maxsize=1024)
+def _over_leaves(
+    results: tuple[Term, ...], sources: tuple[tuple[Term, int | bytes], ...], rows: Rows
+) -> tuple[tuple[Term, ...], tuple[tuple[int, tuple[int, ...]], ...]] | str:
+    """The terms of results as functions of leaves.
+
+    Args:
+        results: the terms.
+        sources: for the inputs, and for what was computed before, the place of the value, or the bytes of a number.
+        rows: what is reduced.
+
+    Returns:
+        The terms, and for each leaf the place of the value, and the shape as which it is read, () for one element; or why they
+        are not elementwise.
+    """
+    whole, places = ExpressionTrace(), dict(sources)
+    written: dict[Term, Recorded] = {}
+    leaves: dict[tuple[int, tuple[int, ...]], Recorded] = {}
+
+    def read(source: Term, t: Term) -> Recorded:
+        """A source, in the shape of a term."""
+        place = places[source]
+        if isinstance(place, bytes):
+            return whole.constant(np.frombuffer(place, t.dtype)[0], t.dtype)
+        key = (place, t.shape if t.size != 1 else ())
+        if key not in leaves:
+            leaves[key] = whole.input(t.dtype, t.shape)
+        return leaves[key]
+
+    squeezed: set[Term] = set()  # those without the axes that are reduced, which no other value may meet
+    forms = (rows.kept, rows.squeezed)
+    for t in order(results, {id(t) for t in places}):
         if t.op == "reshape" and t.args[0].op == "input":
-            return self._input(t)
-        args = [self._of(a) for a in t.args]
-        loose = [id(a) in self._squeezed for a in t.args]
-        if t.op == "reshape" and (any(loose) or not is_aligned(t, len(self.shape))):
-            forms = (self.kept, self._without)
-            self._site.require(self._rows and t.shape in forms and t.args[0].shape in forms, "a computed value is reshaped")
-            if t.shape == self._without:
-                self._squeezed.add(id(t))
-        elif any(loose):
-            fits = t.shape == self._without and all(x or a.size == 1 for x, a in zip(loose, t.args, strict=True))
-            self._site.require(fits, "the axes are not kept, and others are read")
-            self._squeezed.add(id(t))
-        return args[0] if t.op == "reshape" else self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
-
-    def _constant(self, array: np.ndarray) -> Recorded:
-        """A constant: a number of the expression, or a leaf."""
-        if array.size == 1:
-            number = array.reshape(())
-            with np.errstate(all="ignore"):
-                if array.dtype.kind == "b" or (abs(number) <= LITERAL and float(number * LITERAL).is_integer()):
-                    return self._trace.constant(number, array.dtype)
-        return self._leaf(self._site.constant(np.ascontiguousarray(array)), array.shape)
-
-    def _input(self, t: Term) -> Recorded:
-        v = self._inputs[t.extra if t.op == "input" else t.args[0].extra]
-        if v.constant and v.size == 1:
-            made = self._constant(v.array)
-            if made.term.op == "const":
-                return made
-        return self._leaf(v if t.shape == v.shape else v.view(t.shape, _steps(v, t.shape)), t.shape)
-
-    def _leaf(self, v: Value, shape: tuple[int, ...]) -> Recorded:
-        v = v.view((), ()) if v.size == 1 else v
-        key = (id(v.buffer), v.offset, v.shape, v.strides, v.dtype)
-        if key not in self._places:
-            self._places[key] = self._trace.input(v.dtype, shape)
-            self.values.append(v)
-        return self._places[key]
+            written[t] = read(t.args[0], t)
+            continue
+        args = [written[a] if a in written else read(a, a) for a in t.args]
+        written[t] = args[0] if t.op == "reshape" else whole.term(t.op, args, t.dtype, t.shape, t.extra)
+        if t.op == "reshape" and (t.args[0] in squeezed or not is_aligned(t, len(rows.shape))):
+            if not rows.axes or t.shape not in forms or t.args[0].shape not in forms:
+                return "a computed value is reshaped"
+            squeezed |= {t} if t.shape == rows.squeezed else set()
+        elif not squeezed.isdisjoint(t.args):
+            if t.shape != rows.squeezed or not all(a in squeezed or a.size == 1 for a in t.args):
+                return "the axes are not kept, and others are read"
+            squeezed.add(t)
+    return tuple((written[r] if r in written else read(r, r)).term for r in results), tuple(leaves)
 
 
-def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a value in a shape with other axes of 1."""
+def _viewed(v: Value, shape: tuple[int, ...]) -> Value:
+    """A value in a shape with other axes of 1."""
+    if shape == v.shape:
+        return v
     kept = iter([s for d, s in zip(v.shape, v.strides, strict=True) if d != 1])
-    return tuple(next(kept) if d != 1 else v.dtype.itemsize for d in shape)
+    return v.view(shape, tuple(next(kept) if d != 1 else v.dtype.itemsize for d in shape))
 
 
 def _emit(
     site: Site, leaves: Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
 ) -> list[Value]:
-    program = NumpyProgram(leaves.results)
-    layout = _layout(leaves, into)
-    first = program.calls[0].function
-    name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
-    code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
-    if code is None and engine == "machine":
+    program, size = None if leaves.rows.axes else _program(leaves.results), math.prod(leaves.rows.shape)
+    layout, name, count = _layout(leaves, into), label, len(order(leaves.results))
+    if program is not None:
+        count = len(program.calls)
+        name = getattr(program.calls[0].function, "__name__", label) if count == 1 or not label else label
+    step = None
+    if engine != "numpy" and size >= (1 if site.options.deterministic else 2) and not available():  # a number costs a call anyway
+        step = machine_step(site, leaves.results, leaves.rows, layout, leaves.values, size * count)
+    if step is None and (engine == "machine" or program is None):
         site.refuse(MISSING if site.wanted else "machine code would not be faster")
-    ys = outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
-    if not math.prod(leaves.shape):
-        return ys
-    if code is not None:
-        values = [*(leaves.values[i] for i in code.leaves), *ys]
-        bind = framed(code.function, code.threads, code.chunk, code.sizes, code.steps, values)
-        site.emit(bind, reads=leaves.values, writes=ys, kernel=f"machine.{name}")
+    ys = _outputs(site, leaves, layout, reusable, into, _always if program is None or step is not None else program.may_replace)
+    if step is not None:
+        step.emit(site, ys, name)
+    if step is not None or not size or program is None:
         return ys
     calls = ArrayCalls(program.bind, program.registers, len(program.calls) > 1)
     emit_calls(site, ys, leaves.values, layout, calls, f"numpy.{name}")
     return ys
 
 
+def _always(result: int, place: int) -> bool:
+    return True
+
+
+_program = lru_cache(maxsize=1024)(NumpyProgram)
+
+
 def _layout(leaves: Leaves, into: Mapping[int, Value]) -> Sequence[int]:
     """The order of the axes of the results in memory: that of what they replace, otherwise of the first input of their shape."""
-    orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.shape)
-    return next((o for o in orders if o is not None), range(len(leaves.shape)))
+    orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.rows.shape)
+    return next((o for o in orders if o is not None), range(len(leaves.rows.shape)))
 
 
-# --- machine code
-
-MISSING = "its machine code is not made yet"
-"""Why machine code does not compute a step in a first run."""
-
-WORTH = 1 << 12
-"""The work of a step, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
-
-TOGETHER = 1 << 16
-"""The work of all steps of an expression in this process from which its code is compiled while the program runs."""
-
-PARALLEL = 1 << 19
-"""The work from which several threads compute a step."""
-
-CHUNK = 1 << 14
-"""The elements that a thread claims at a time."""
-
-
-@dataclass(frozen=True)
-class _Code:
-    """The machine code of an expression, and how its frame is filled.
-
-    Attributes:
-        function: the function.
-        leaves: the leaves that it reads, in the order of the pointers.
-        sizes: the inner, the outer and the middle size, and the depth.
-        steps: for each pointer the steps along the outer, the middle, the deep and the inner axis.
-        threads: the number of threads.
-        chunk: what a thread claims at a time.
-    """
-
-    function: Compiled
-    leaves: tuple[int, ...]
-    sizes: tuple[int, ...]
-    steps: tuple[tuple[int, ...], ...]
-    threads: int
-    chunk: int
-
-
-def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int) -> _Code | None:
-    """The machine code for an expression; None if NumPy computes it."""
-    size = math.prod(leaves.shape)
-    if not size or available():
-        return None
-    model = [Value(Buffer(0), leaves.shape, strides_of(leaves.shape, r.dtype.itemsize, layout), r.dtype) for r in leaves.results]
-    dims, steps = collapsed(leaves.shape, layout, [*model, *leaves.values])
-    if len(dims) > 3:
-        return None
-    pad = (1,) * (3 - len(dims)) + dims
-    wide = [(0,) * (3 - len(s)) + s for s in steps]
-    count = len(model)
-    classes = movements([(0, s[2]) for s in wide[count:]], leaves.values)
-    work = size * calls
-    found = machine_code(site, tuple(leaves.results), classes, work)
-    if found is None:
-        return None
-    function, used, _ = found
-    threads = site.options.threads if work > PARALLEL else 1
-    rows = pad[0] * pad[1]
-    chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
-    moves = tuple((*s[:2], 0, s[2]) for s in (*(wide[count + i] for i in used), *wide[:count]))
-    return _Code(function, used, (pad[2], *pad[:2], 1), moves, threads, chunk)
-
-
-def movements(steps: Sequence[tuple[int, int]], values: Sequence[Value]) -> tuple[str, ...]:
-    """How machine code reads values that have these steps along the deep and the inner axis."""
-
-    def one(deep: int, s: int, itemsize: int) -> str:
-        return "deep " * bool(deep) + ("scalar" if s == 0 else "row" if s == itemsize else "strided")
-
-    return tuple(one(*s, v.dtype.itemsize) for s, v in zip(steps, values, strict=True))
-
-
-def framed(
-    function: Compiled,
-    threads: int,
-    chunk: int,
-    sizes: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    values: Sequence[Value],
-    scratch: Buffer | None = None,
-    places: Sequence[int] = (),
-) -> Callable[[], Bound]:
-    """The function that binds machine code to the present addresses; see elementwise/machine_code.py for the frame.
-
-    Args:
-        function: the code.
-        threads: the number of threads.
-        chunk: what a thread claims at a time.
-        sizes: the inner, the outer and the middle size, and the depth.
-        steps: for each pointer the steps along the outer, the middle, the deep and the inner axis.
-        values: the inputs and the results.
-        scratch: temporary memory.
-        places: the first byte of each array in it.
-    """
-    region = onednn.parallel_region() if threads > 1 else 0
-    numbers = [chunk, *sizes, *(n for s in steps for n in s), *[0] * (len(values) + len(places))]
-    frames = np.array([[0, threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
-    start, address = frames.shape[1] - len(values) - len(places), FrameAddress(frames)
-
-    def bind() -> Bound:
-        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
-        frames[:, start:] = [*(v.address for v in values), *(base + p for p in places)]
-        return [(function.call, (address,))]
-
-    return bind
-
-
-class FrameAddress(int):
-    """The address of a frame, which it keeps.
-
-    Attributes:
-        frames: the frame, and the same one for one thread.
-        threads: the number of threads.
-        single: the address of the one for one thread.
-    """
-
-    frames: np.ndarray
-    threads: int
-    single: int
-
-    def __new__(cls, frames: np.ndarray) -> FrameAddress:
-        made = super().__new__(cls, frames.ctypes.data)
-        made.frames, made.threads, made.single = frames, int(frames[0, 1]), int(frames[1].ctypes.data)
-        return made
-
-
-Code = tuple[Compiled, tuple[int, ...], tuple[np.dtype[Any], ...]]
-"""A function; the place of each input, or ~i for the size that is term i of `order`; the dtypes of its rows of scratch."""
-
-_KNOWN: dict[str, Code | str] = {}
-"""The code of each key, or why there is none."""
-
-_ASKED: Counter[str] = Counter()
-"""The work of the steps that have asked for code that is not there."""
-
-
-def machine_code(
-    site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int, axes: tuple[int, ...] = (), across: bool = False
-) -> Code | None:
-    """The machine code of terms; None if there is none, or not yet.
-
-    Args:
-        site: the place; a plan that is deterministic does not depend on what is kept.
-        results: the terms.
-        classes: how each input moves.
-        work: of the step.
-        axes: those that are reduced, counted from the end.
-        across: whether the inner axis in memory is not one of them.
-    """
-    if site.options.deterministic and work < WORTH:
-        return None
-    key = repr((_key(results, axes), classes, across))
-    found = _KNOWN.get(key)
-    if found is None:
-        try:
-            function = None if key in _ASKED else kept(key, "k")
-            waited = site.options.deterministic or waits()
-            if function is None:
-                _ASKED[key] += work
-                if work < WORTH and (waited or _ASKED[key] < TOGETHER):
-                    return None
-            code = emit("k", results, dict(enumerate(classes)), axes, across)
-        except (NotEmitted, NotCompiled) as reason:
-            _KNOWN[key] = str(reason)
-            return None
-        terms = {id(t): i for i, t in enumerate(order(results))}
-        inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
-        if function is not None:
-            found = _KNOWN[key] = (function, inputs, code.scratch)
-        elif waited:
-            found = _made(key, code, inputs)
-        else:
-            site.wanted[key] = partial(_made, key, code, inputs)
-            return None
-    return None if isinstance(found, str) else found
-
-
-def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
-    """Compile machine code; what is known of it from now on."""
-    found: Code | str = "it cannot be made"
-    try:
-        found = (compiled(key, "k", lambda: code.text), inputs, code.scratch)
-    except (NotEmitted, NotCompiled) as reason:
-        found = str(reason)
-    finally:
-        _KNOWN[key] = found
-    return found
-
-
-def _key(results: Sequence[Term], axes: Sequence[int]) -> Any:
-    """All on which the code of an expression depends."""
-    places: dict[int, int] = {}
-    rows = []
-    for t in order(results):
-        places[id(t)] = len(places)
-        extra = t.extra
-        if t.op in ("reduce", "expand", "size", "position"):
-            extra = t.extra[0] if t.op == "reduce" else t.op == "expand" and grows(t, axes)
-        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.str, extra))
-    return rows, [places[id(r)] for r in results]
-
-
-def outputs(
+def _outputs(
     site: Site,
     leaves: Leaves,
     layout: Sequence[int],
     reusable: Callable[[Value], bool],
     into: Mapping[int, Value],
     may_replace: Callable[[int, int], bool],
-    kept: tuple[int, ...] = (),
 ) -> list[Value]:
-    """The values of the results: in the memory of an input where that may be; those that are smaller have the shape `kept`.
+    """The values of the results: in the memory of an input where that may be.
 
     A result of one element is always a new value: in place, NumPy takes three times as long.
     """
-    shape, several = leaves.shape, math.prod(leaves.shape) != 1
+    shape, several = leaves.rows.shape, math.prod(leaves.rows.shape) != 1
     taken: set[int] = set()
     ys: list[Value] = []
 
@@ -536,7 +356,7 @@ def outputs(
     for k, r in enumerate(leaves.results):
         found: Value | None = None
         if r.size != math.prod(shape):
-            ys.append(site.new(kept, r.dtype, layout, FINITE))
+            ys.append(site.new(leaves.rows.kept, r.dtype, layout, FINITE))
             continue
         if k in into:
             places = [i for i, v in enumerate(leaves.values) if v.buffer is into[k].buffer]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...kernels.expressions import FrameAddress
+from ...kernels.frames import FrameAddress
 from ...kernels.onednn import thread_switch, threads_of
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value, aligned
 from .. import arena as arenas
