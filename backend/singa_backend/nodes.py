@@ -271,7 +271,9 @@ def _forward_kernel(domain: str, name: str, version: int) -> _Forward | None:
     hidden = 0
     if domain == "" and gradient is not None and version in gradient.versions and kernels_of(TRAINING, name, version):
         hidden = gradient.hidden
-    if not hidden and not reduces(domain, name) and not any(k.on == "onednn" for k in kernels_of(domain, name, version)):
+    faster = any(k.on == "onednn" for k in kernels_of(domain, name, version))
+    faster |= reduces(domain, name) and "reduction" not in newest.traits
+    if not hidden and not faster:
         return None
     return _Forward(tuple(i for i, declared in enumerate(declaration.inputs) if declared.host is not None), hidden)
 
