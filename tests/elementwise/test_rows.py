@@ -191,11 +191,64 @@ def test_bits_of_threads_and_of_shorter_vectors(name: str, monkeypatch: pytest.M
         (several,), _ = planned([ROWS[name]], inputs, ["y"], threads, **constants)
         np.testing.assert_array_equal(one, several)
     if str(native().target.triple).startswith("x86_64"):
-        monkeypatch.setattr(frames, "_KNOWN", {})
-        monkeypatch.setattr(frames, "kept", lambda *_: None)
-        monkeypatch.setattr(frames, "compiled", partial(compiled, features=LEVELS["avx2"][2]))
+        only_avx2(monkeypatch)
         (short,), _ = planned([ROWS[name]], inputs, ["y"], **constants)
         np.testing.assert_array_equal(one, short)
+
+
+HALF = {
+    "arithmetic": [node("Add", ["x", "z"], ["a"]), node("Mul", ["a", "x"], ["b"]), node("Div", ["b", "z"], ["y"])],
+    "function": [node("Mul", ["x", "z"], ["a"]), node("Gelu", ["a"], ["b"]), node("Sub", ["b", "x"], ["y"])],
+    "comparison": [node("Less", ["x", "z"], ["m"]), node("Where", ["m", "x", "z"], ["y"])],
+    "sum": [node("ReduceSum", ["x", "axes"], ["y"])], "columns": [node("ReduceMean", ["x", "first"], ["y"], keepdims=0)],
+    "maximum": [node("ReduceMax", ["x", "axes"], ["y"])], "place": [node("ArgMax", ["x"], ["y"], axis=1)],
+    "softmax": [node("Mul", ["x", "z"], ["a"]), node("Softmax", ["a"], ["y"])],
+    "softmax of columns": [node("Softmax", ["x"], ["y"], axis=0)], "log softmax": [node("LogSoftmax", ["x"], ["y"], axis=1)],
+    "norm": [node("LayerNormalization", ["x", "z"], ["y"])], "rms norm": [node("RMSNormalization", ["x", "z"], ["y"])],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_float16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call rounds its result once, as its definition does; shorter vectors have equal bits."""
+    names = {i for one in HALF[name] for i in one.input}
+    constants = {k: np.array([v]) for k, v in {"axes": -1, "first": 0}.items() if k in names}
+    for shape in ((3, 1), (3, 15), (4, 16), (3, 17), (60, 51), (7, 130)):
+        if shape[1] == 1 and name not in ("arithmetic", "function", "comparison", "columns", "softmax of columns"):
+            continue
+        x = values(*shape, dtype=np.float16) if name != "norm" else plain(*shape, dtype=np.float16)
+        inputs = {"x": x, "z": values(shape[1], dtype=np.float16, seed=1)} if "z" in names else {"x": x}
+        (found,), (wanted,) = planned(HALF[name], inputs, ["y"], **constants)
+        assert found.dtype == wanted.dtype
+        if name in ("arithmetic", "comparison", "maximum", "place"):
+            np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_allclose(found.astype(D), wanted, rtol=2 * float(np.finfo(np.float16).eps), atol=1e-7)
+    if str(native().target.triple).startswith("x86_64"):
+        only_avx2(monkeypatch)
+        (short,), _ = planned(HALF[name], inputs, ["y"], **constants)
+        np.testing.assert_array_equal(found, short)
+
+
+def test_casts_to_float16_round_once() -> None:
+    """Of float64 too: the values lie next to the middle of two numbers, and above the largest one."""
+    rng = np.random.default_rng(0)
+    middle = rng.integers(0, 0x7BFF, 4000).astype(np.uint16).view(np.float16).astype(D)
+    middle += np.spacing(middle.astype(np.float16)).astype(D) / 2
+    x = np.concatenate(
+        [middle, np.nextafter(middle, 0), np.nextafter(middle, np.inf), -middle, [65519.99, 65520, 1e300, np.inf, np.nan]]
+    )
+    for given in (x, x.astype(F)):
+        nodes = [node("Cast", ["x"], ["y"], to=helper.np_dtype_to_tensor_dtype(np.dtype(np.float16)))]
+        with np.errstate(over="ignore"):
+            (found,), _ = planned(nodes, {"x": given}, ["y"])
+            np.testing.assert_array_equal(found, given.astype(np.float16))
+
+
+def only_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile for processors without AVX-512."""
+    monkeypatch.setattr(frames, "_KNOWN", {})
+    monkeypatch.setattr(frames, "kept", lambda *_: None)
+    monkeypatch.setattr(frames, "compiled", partial(compiled, features=LEVELS["avx2"][2]))
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (0, 7), (7, 0), (1, 1)])

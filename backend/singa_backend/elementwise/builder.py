@@ -14,10 +14,10 @@ import numpy as np
 LANES = 16
 """The lanes of a vector on every processor."""
 
-SUFFIX = {"float": "f32", "double": "f64"}
+SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
 """The word in the names of intrinsics for each type of real numbers."""
 
-INTEGER = {"float": ("i32", 23, 127), "double": ("i64", 52, 1023)}
+INTEGER = {"half": ("i16", 10, 15), "float": ("i32", 23, 127), "double": ("i64", 52, 1023)}
 """The integer of the bits of a real number, the bits of its fraction, and the bias of its exponent."""
 
 _LANE_NUMBERS = "<" + ", ".join(f"i64 {i}" for i in range(LANES)) + ">"
@@ -25,7 +25,7 @@ _LANE_NUMBERS = "<" + ", ".join(f"i64 {i}" for i in range(LANES)) + ">"
 
 def type_of(dtype: np.dtype[Any]) -> str:
     """The type of LLVM of the values of a dtype."""
-    return {"f4": "float", "f8": "double", "b1": "i1"}.get(dtype.str[1:]) or f"i{8 * dtype.itemsize}"
+    return {"f2": "half", "f4": "float", "f8": "double", "b1": "i1"}.get(dtype.str[1:]) or f"i{8 * dtype.itemsize}"
 
 
 def stored_type(dtype: np.dtype[Any]) -> str:
@@ -153,7 +153,9 @@ class Builder:
         """A number in every lane; a vector as it is."""
         if isinstance(value, Vector):
             return value
-        if kind in SUFFIX:
+        if kind == "half":
+            text = f"0xH{np.float16(value).view(np.uint16):04X}"
+        elif kind in SUFFIX:
             with np.errstate(over="ignore"):
                 wide = float(np.float32(value)) if kind == "float" else float(value)
             text = f"0x{struct.unpack('<Q', struct.pack('<d', wide))[0]:016X}"

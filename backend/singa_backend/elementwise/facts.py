@@ -48,6 +48,7 @@ class Range:
         return self.low == -math.inf or self.high == math.inf
 
 
+_MOST_HALF = float(np.finfo(np.float16).max)
 FINITE = Range(-MOST, MOST)
 UNKNOWN = Range(-math.inf, math.inf, True)
 _BOOL = Range(0, 1)
@@ -172,7 +173,8 @@ def _copied_sign(t: Term, x: Range, y: Range) -> Range:
 
 
 _RULES: dict[str, Callable[[Term, Range, Range], Range]] = {
-    **dict.fromkeys(("reshape", "expand", "cast"), lambda t, x, y: x),
+    **dict.fromkeys(("reshape", "expand"), lambda t, x, y: x),
+    "cast": lambda t, x, y: x if t.dtype != np.float16 or max(-x.low, x.high) <= _MOST_HALF else UNKNOWN,
     **dict.fromkeys(_MONOTONIC, lambda t, x, y: _monotonic(t.op, x)),
     **dict.fromkeys(("floor", "ceil", "rint", "trunc"), _rounded),
     **dict.fromkeys(("max", "min"), _extreme),

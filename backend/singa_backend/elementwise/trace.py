@@ -13,7 +13,7 @@ from ..errors import OperatorError
 from ..ir.versioned import VersionedOperator
 from .expression import ExpressionTrace, NotTraced, Recorded, Term, order
 
-DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
+DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "e", "f", "d"))
 """The dtypes of inputs and results."""
 
 

@@ -216,7 +216,10 @@ class Leaves:
         for t in terms:
             if t.args and constant.issuperset(t.args):
                 constant.add(t)
-        before = {t for t in terms if size and t.op not in FREE and t.size * SMALLER <= size} | constant
+        before = set(constant)
+        for t in terms:  # what is only cast is not stored
+            if size and t.size * SMALLER <= size and t.op not in FREE and (t.op != "cast" or not before.isdisjoint(t.args)):
+                before.add(t)
         tops = {a for t in terms if t not in before for a in t.args}.union(results)
         values: dict[Term, Value] = {}
         parts: dict[tuple[int, ...], list[Term]] = {}
