@@ -259,3 +259,17 @@ def test_columns_that_other_kernels_compute(shape: tuple[int, ...]) -> None:
         model = model_of([node(name, ["x"], ["y"], axis=0)], {"x": x}, ["y"])
         found, wanted = (SingaBackend.prepare(model, optimize=n).run([x])[0] for n in (2, 0))
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_several_results_of_a_norm() -> None:
+    """Rows, and what is left of them, with axes or without."""
+    x, w = plain(4, 6, 9, 10), plain(6, seed=1)
+    nodes = [node("BatchNormalization", ["x", "w", "w", "w", "v"], ["y", "m", "n"], training_mode=1)]
+    for found, wanted in zip(*planned(nodes, {"x": x, "w": w, "v": np.abs(w)}, ["y", "m", "n"]), strict=True):
+        assert found.shape == wanted.shape
+        same(found, wanted, 4e-6)
+    last = plain(10, seed=2)
+    for names in (["y", "m", "i"], ["y", "", "i"]):
+        nodes = [node("LayerNormalization", ["x", "w"], names)]
+        for found, wanted in zip(*planned(nodes, {"x": x, "w": last}, [n for n in names if n]), strict=True):
+            same(found, wanted, 4e-6)

@@ -44,18 +44,20 @@ class ExpressionCall:
     Attributes:
         operator: the operator.
         attributes: its attributes, defaults included.
-        operands: for each input a value, the position of the operation that computes it, or None for an absent one.
+        operands: for each input a value, the position of the result that it is, or None for an absent one.
+        wanted: which of the outputs are results.
     """
 
     operator: VersionedOperator
     attributes: Mapping[str, Any]
     operands: tuple[Value | int | None, ...]
+    wanted: tuple[bool, ...] = (True,)
 
 
 def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term], list[Value]]:
     """The terms of the results of calls, and the values of the inputs; refuses calls that are not elementwise."""
     inputs: dict[int, tuple[int, Value]] = {}
-    calls: list[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...]]] = []
+    calls: list[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...], tuple[bool, ...]]] = []
     for one in operations:
         operands: list[Operand] = []
         for n, v in enumerate(one.operands):
@@ -67,7 +69,7 @@ def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term],
             else:
                 site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
                 operands.append((False, inputs.setdefault(id(v), (len(inputs), v))[0]))
-        calls.append((one.operator, one.attributes, tuple(operands)))
+        calls.append((one.operator, one.attributes, tuple(operands), one.wanted))
     values = [v for _, v in inputs.values()]
     found = traced_calls(calls, tuple(InputKind(v.dtype, v.shape) for v in values))
     if isinstance(found, str):
@@ -273,7 +275,7 @@ def _over_leaves(
         return leaves[key]
 
     squeezed: set[Term] = set()  # those without the axes that are reduced, which no other value may meet
-    forms = (rows.kept, rows.squeezed)
+    forms = (rows.kept, rows.squeezed, rows.kept[next((i for i, d in enumerate(rows.kept) if d != 1), 0) :])
     for t in order(results, {id(t) for t in places}):
         if t.op == "reshape" and t.args[0].op == "input":
             written[t] = read(t.args[0], t)

@@ -7,23 +7,31 @@ calls whose results only it reads, and those that follow it, are a part.
 from __future__ import annotations
 
 from ..elementwise.compile import available
-from .expressions import chained, compute, label_of
+from ..proto.schemas import LAX, MICROSOFT
+from .expressions import ExpressionCall, chained, compute, label_of, replaceable, trace
 from .table import Refused, Site, general, kernel, table
 from .values import FINITE, REACHED, Value
 
 OPERATORS = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
     "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin",
-    "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization",
+    "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization", "BatchNormalization",
 )  # fmt: skip
 """The operators whose definitions reduce axes."""
 
+OF_MICROSOFT = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+"""Those of onnxruntime."""
+
 
 @general("unary", "broadcasting", on="machine")
-def generated(site: Site, *inputs: Value | None) -> Value:
+def generated(site: Site, *inputs: Value | None) -> Value | tuple[Value | None, ...]:
     """A call that is elementwise or reduces axes, and as many as possible of those that follow it."""
     site.require(not available(), available())
-    site.require(not any(site.outputs[1:]), "several results are used")
+    if any(site.outputs[1:]):
+        terms, values = trace(site, [ExpressionCall(site.operator, site.attributes, inputs, site.outputs)])
+        free = replaceable(site, inputs)
+        ys = iter(compute(site, terms, values, label_of(site), lambda v: id(v) in free, engine="machine"))
+        return tuple(next(ys) if used else None for used in site.outputs)
     terms, values, free = chained(site, inputs)
     for count in range(len(terms), 0, -1):
         site.absorb(count - 1)
@@ -47,3 +55,6 @@ def reduces(domain: str, name: str) -> bool:
 
 for _name in OPERATORS:
     kernel(_name, on="machine")(generated)
+for _name in OF_MICROSOFT:
+    kernel(_name, on="machine", domain=MICROSOFT)(generated)
+kernel("SimplifiedLayerNormalization", on="machine", domain=LAX)(generated)
