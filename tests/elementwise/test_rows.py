@@ -273,3 +273,22 @@ def test_several_results_of_a_norm() -> None:
         nodes = [node("LayerNormalization", ["x", "w"], names)]
         for found, wanted in zip(*planned(nodes, {"x": x, "w": last}, [n for n in names if n]), strict=True):
             same(found, wanted, 4e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(64, 10), (40, 100), (3, 21, 16, 15)])
+def test_losses_of_classes(shape: tuple[int, ...], reduction: str) -> None:
+    """The rows of the scores; what a target chooses stays a call."""
+    x, targets = plain(*shape), np.random.default_rng(1).integers(0, shape[1], (shape[0], *shape[2:]))
+    x[0, 1] = -np.inf
+    x[(1, slice(None), *[0] * (len(shape) - 2))] = np.nan
+    targets.reshape(-1)[:3], weights = 0, np.abs(plain(shape[1], seed=2))
+    for names, options, outputs in ((["x", "t"], {}, ["y"]), (["x", "t", "w"], {"ignore_index": 0}, ["y", "l"])):
+        nodes = [node("SoftmaxCrossEntropyLoss", names, outputs, reduction=reduction, **options)]
+        inputs = {"x": x, "t": targets, "w": weights}
+        model = model_of(nodes, {n: inputs[n] for n in names}, outputs)
+        rep, exact = (SingaBackend.prepare(model, optimize=n) for n in (2, 0))
+        for _ in range(2):
+            for found, wanted in zip(*(r.run([inputs[n] for n in names]) for r in (rep, exact)), strict=True):
+                same(found, wanted, 4e-6)
+        assert kernels_used(rep)[:2] == ["numpy.targets", "machine.loss"]
