@@ -137,7 +137,7 @@ class SingaRep(BackendRep):
         self._default_threads = None if options else self.options.threads
         self._source: ModelFiles | None = None
         self._given: dict[str, Any] = {}
-        self._received: list[weakref.ref[np.ndarray] | None] | None = None
+        self._received: list[tuple[weakref.ref[np.ndarray] | None, tuple[int, ...]]] | None = None
         self._inputs = tuple(graph.declared_inputs)
         self._output_names = tuple(v.name for v in graph.outputs)
         self._selection = lru_cache(maxsize=64)(partial(selected_part, graph))  # a cached method would keep `self` alive
@@ -318,7 +318,7 @@ class SingaRep(BackendRep):
             validate: whether to look for NaN and infinity in every value, also in subgraphs and functions.
             out: arrays that receive the outputs: a list in the order of the outputs, in which None stands for a new array, a dict
                 by name, or one array.  They must have the dtypes and shapes of the outputs, and share no memory with each other
-                or with the model.  They may be inputs of the run.
+                or with the model.  They may be inputs of the run.  A run that fails after its checks may have written to them.
             to_host: whether to copy the outputs to the host; otherwise they are arrays of the model's device, except strings and
                 dtypes that CuPy lacks.
             adapter: the name of an adapter of `prepare(..., adapters=...)`; None runs the model without one.
@@ -344,10 +344,10 @@ class SingaRep(BackendRep):
             inputs = self._with_adapter(inputs, adapter)
         plain = limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE
         if plain and (out is None or to_host or self.device.is_host):
-            receivers = None if out is None else self._receivers(out, self._output_names)
-            planned = self._session.steady(inputs, self.limits, self._weights, to_host)
+            receivers = () if out is None else self._receivers(out, self._output_names)
+            planned = self._session.steady(inputs, self.limits, self._weights, to_host, receivers)
             if planned is not None:
-                if receivers is not None:
+                if receivers:
                     _receive(receivers, planned, self._output_names)
                 return Outputs(planned, self._output_names)
         return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, to_host, kwargs)
@@ -372,7 +372,7 @@ class SingaRep(BackendRep):
 
     def _receivers(self, out: Any, names: Sequence[str]) -> list[np.ndarray | None]:
         """The arrays of `out` in the order of the outputs; raises InvalidInput (SX385) if one cannot be written."""
-        if isinstance(out, Mapping):
+        if not isinstance(out, (list, tuple, np.ndarray)) and isinstance(out, Mapping):
             unknown = [n for n in out if n not in names]
             if unknown:
                 raise _unfit(f"out must have names of outputs, {', '.join(names)}, got {unknown[0]!r}")
@@ -381,6 +381,8 @@ class SingaRep(BackendRep):
             found = list(out) if isinstance(out, (list, tuple)) else [out]
             if len(found) != len(names):
                 raise _unfit(f"out must have {len(names)} arrays, one for each output ({', '.join(names)}), got {len(found)}")
+        if self._known_receivers(found):
+            return found
         given = [(n, a) for n, a in zip(names, found, strict=True) if a is not None]
         for name, a in given:
             if not isinstance(a, np.ndarray):
@@ -395,13 +397,12 @@ class SingaRep(BackendRep):
             for other, b in given[:i]:
                 if np.may_share_memory(a, b) and np.shares_memory(a, b):
                     raise _unfit(f"the arrays in out for outputs {other!r} and {name!r} share memory")
-        if not self._known_receivers(found):
-            for name, a in given:
-                if shows_cache(a):
-                    raise _unfit(f"the array in out for output {name!r} shows the memory of a cache that a run returned")
-                if any(np.may_share_memory(a, state) for state in self._protected()):
-                    raise _unfit(f"the array in out for output {name!r} shares memory with the model's initializers or constants")
-            self._received = [None if a is None else weakref.ref(a) for a in found]
+        for name, a in given:
+            if shows_cache(a):
+                raise _unfit(f"the array in out for output {name!r} shows the memory of a cache that a run returned")
+            if any(np.may_share_memory(a, state) for state in self._protected()):
+                raise _unfit(f"the array in out for output {name!r} shares memory with the model's initializers or constants")
+        self._received = [(None, ()) if a is None else (weakref.ref(a), a.strides) for a in found]
         return found
 
     def _protected(self) -> Iterator[np.ndarray]:
@@ -412,9 +413,16 @@ class SingaRep(BackendRep):
         return (v for v in chain(held, read, session.constants) if isinstance(v, np.ndarray))
 
     def _known_receivers(self, found: Sequence[np.ndarray | None]) -> bool:
-        """Whether these are the arrays of the last run, which need not be compared with the initializers again."""
-        known = self._received
-        return known is not None and all(a is (None if r is None else r()) for a, r in zip(found, known, strict=True))
+        """Whether these are the arrays of the last run, and as they were then."""
+        if self._received is None:
+            return False
+        for a, (known, strides) in zip(found, self._received, strict=True):
+            if a is None:
+                if known is not None:
+                    return False
+            elif known is None or known() is not a or a.strides != strides or not a.flags.writeable:
+                return False
+        return True
 
     def _run(
         self,
@@ -668,7 +676,7 @@ def _receive(receivers: Sequence[np.ndarray | None], values: list[Any], names: S
             wanted, there = f"{value.dtype}{list(value.shape)}", f"{a.dtype}{list(a.shape)}"
             raise _unfit(f"the array in out for output {name!r} must be {wanted}, got {there}")
     for i, a in enumerate(receivers):
-        if a is not None:
+        if a is not None and a is not values[i]:
             np.copyto(a, values[i])
             values[i] = a
 
