@@ -292,3 +292,15 @@ def test_losses_of_classes(shape: tuple[int, ...], reduction: str) -> None:
             for found, wanted in zip(*(r.run([inputs[n] for n in names]) for r in (rep, exact)), strict=True):
                 same(found, wanted, 4e-6)
         assert kernels_used(rep)[:2] == ["numpy.targets", "machine.loss"]
+
+
+@pytest.mark.parametrize("dtype", [F, np.float16])
+def test_statistics_of_another_type(dtype: Any) -> None:
+    """What is cast and then has further axes is not a reduced value without them."""
+    known = {"x": plain(4, 3, 20, dtype=dtype), "w": plain(3), "m": plain(3, dtype=D), "v": np.abs(plain(3, dtype=D))}
+    nodes = [node("BatchNormalization", ["x", "w", "w", "m", "v"], ["y", "p", "q"], training_mode=1)]
+    model = model_of(nodes, known, ["y", "p", "q"])
+    results = (SingaBackend.prepare(model, optimize=n).run(list(known.values())) for n in (2, 0))
+    for found, wanted in zip(*results, strict=True):
+        assert found.dtype == wanted.dtype
+        same(found.astype(D), wanted.astype(D), 4e-6 if dtype == F else 1e-3)

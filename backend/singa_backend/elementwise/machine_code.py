@@ -171,23 +171,29 @@ class _Kernel:
         level = self.level[id(t)] = max((self.level[id(a)] + (a.op == "reduce") for a in args), default=0)
         spaces = {self.space[id(a)] for a in args}
         space = "row" if "row" in spaces else "single" if "single" in spaces else "any"
-        if t.op == "input":
-            still = "any" if self.moves[t.extra] == "scalar" else "single" if self.across else "row"
-            space = "row" if t.extra in self.deep else still
-        elif t.op == "position":
-            space = "row"
+        if t.op in ("input", "position"):
+            space = self._space_of_leaf(t)
         elif t.op == "reduce":
-            kind, axes = t.extra
-            if tuple(a - len(args[0].shape) for a in axes) != self.axes or space != "row":
-                raise NotEmitted("a reduction along other axes than those of the rows")
-            if t.args[0].dtype.kind == "b" and kind in ("sum", "prod"):
-                raise NotEmitted(f"{kind} of logical values")
+            self._require_reduced(t, space)
             space = "single"
         elif t.op == "expand" and space == "single" and grows(t, self.axes):
             space = "row"
         self.space[id(t)] = space
         if t.op in COSTLY or any(id(a) in self.heavy and self.level[id(a)] == level and self.space[id(a)] == "row" for a in args):
             self.heavy.add(id(t))
+
+    def _space_of_leaf(self, t: Term) -> str:
+        if t.op == "position" or t.extra in self.deep:
+            return "row"
+        return "any" if self.moves[t.extra] == "scalar" else "single" if self.across else "row"
+
+    def _require_reduced(self, t: Term, space: str) -> None:
+        """Refuse a reduction that is not one of rows."""
+        kind, axes = t.extra
+        if tuple(a - len(t.args[0].shape) for a in axes) != self.axes or space != "row":
+            raise NotEmitted("a reduction along other axes than those of the rows")
+        if t.args[0].dtype.kind == "b" and kind in ("sum", "prod"):
+            raise NotEmitted(f"{kind} of logical values")
 
     # Rows and the claims of threads
 
@@ -342,10 +348,14 @@ class _RowText:
         else:
             block("0", self.depth, "0", self.n)
         for t in reduced:
-            for held, total in zip(self.held, totals[id(t)], strict=True):
-                x, kind = k.get(total, _total_type(t)), type_of(t.dtype)
-                x = x if x.type == kind else x.to("fptrunc", kind)
-                held[id(t)] = x if kernel.across else self._total(t, x)
+            self._hold(t, totals[id(t)])
+
+    def _hold(self, t: Term, totals: list[str]) -> None:
+        """Let the total of a reduction be known."""
+        for held, total in zip(self.held, totals, strict=True):
+            x, kind = self.builder.get(total, _total_type(t)), type_of(t.dtype)
+            x = x if x.type == kind else x.to("fptrunc", kind)
+            held[id(t)] = x if self.kernel.across else self._total(t, x)
 
     def _neutral(self, t: Term, kind: str) -> Vector:
         return self.builder.vector(NEUTRAL[t.extra[0]](t.args[0].dtype), kind)

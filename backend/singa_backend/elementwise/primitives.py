@@ -16,6 +16,11 @@ _MOVES = frozenset(["input", "const", "cast", "where", "bits", "reshape", "expan
 """The primitives of float16: all others compute in float32."""
 
 
+_KNOWN = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
+_LONG = frozenset(["i4", "i8", "u4", "u8"])
+"""The integers that float32 does not hold exactly."""
+
+
 class NotEmitted(Exception):
     """An expression has no machine code; the message names the reason."""
 
@@ -23,11 +28,9 @@ class NotEmitted(Exception):
 def refusal(term: Term) -> str:
     """Why a term cannot be lowered; empty if it can."""
     op, dtypes = term.op, {term.dtype, *(a.dtype for a in term.args)}
-    known = "biuf" if op in _MOVES else "biu"
-    odd = [d for d in dtypes if not (d.kind in known or (d.kind == "f" and d.itemsize > 2)) or d.itemsize > 8 or not d.isnative]
-    if odd:
+    if odd := [d for d in dtypes if d.str[1:] not in _KNOWN or not d.isnative or (d == np.float16 and op not in _MOVES)]:
         return f"{op} of {odd[0]}"
-    if op == "cast" and term.dtype == np.float16 and term.args[0].dtype.kind in "iu" and term.args[0].dtype.itemsize > 2:
+    if op == "cast" and term.dtype == np.float16 and term.args[0].dtype.str[1:] in _LONG:
         return f"cast of {term.args[0].dtype} to float16"
     kind = (term.args[0] if term.args else term).dtype.kind
     if kind == "f" and op in ("fmod", "mod", "floordiv", "and", "or", "xor", "not", "shl", "shr"):

@@ -22,7 +22,7 @@ from ..elementwise.numpy_form import NumpyProgram, evaluate
 from ..elementwise.trace import DTYPES, InputKind, Operand, traced_calls
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
 from .elementwise import BLOCK, ArrayCalls, emit_calls, finiteness_of, order_of
-from .frames import MISSING, Rows, machine_step
+from .frames import MISSING, ReducedAxes, machine_step
 from .table import Refused, Site, general
 from .values import ANY, FINITE, INFINITE, LOW, NAN, Value, dense, sum_finiteness
 
@@ -126,17 +126,17 @@ def compute(
     return [made[k] for k in range(len(results))]
 
 
-def _rows(site: Site, results: Sequence[Term]) -> Rows:
+def _rows(site: Site, results: Sequence[Term]) -> ReducedAxes:
     """What expressions reduce."""
     reduced = [t for t in order(results) if t.op == "reduce"]
     if not reduced:
-        return Rows(results[0].shape, ())
+        return ReducedAxes(results[0].shape, ())
     kinds = {tuple(a - len(t.args[0].shape) for a in t.extra[1]) for t in reduced}
     site.require(len(kinds) == 1, "several axes are reduced apart")
-    return Rows(np.broadcast_shapes(*(t.args[0].shape for t in reduced)), *kinds)
+    return ReducedAxes(np.broadcast_shapes(*(t.args[0].shape for t in reduced)), *kinds)
 
 
-def _squeezed(y: Value, shape: tuple[int, ...], rows: Rows) -> Value:
+def _squeezed(y: Value, shape: tuple[int, ...], rows: ReducedAxes) -> Value:
     """A reduced value in a shape, which may lack the axes."""
     rank = len(rows.shape)
     kept = [i for i in range(rank) if i - rank not in rows.axes]
@@ -190,7 +190,7 @@ class Leaves:
         rows: what is reduced.
     """
 
-    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: Rows) -> None:
+    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: ReducedAxes) -> None:
         """Args: rows: what is reduced; then no part is computed before the others."""
         self._site, self._inputs, self.rows = site, inputs, rows
         parts = self._computed_parts(results, label, 0 if rows.axes else math.prod(rows.shape))
@@ -247,7 +247,7 @@ def _number(v: Value) -> bytes | None:
 
 @lru_cache(maxsize=1024)
 def _over_leaves(
-    results: tuple[Term, ...], sources: tuple[tuple[Term, int | bytes], ...], rows: Rows
+    results: tuple[Term, ...], sources: tuple[tuple[Term, int | bytes], ...], rows: ReducedAxes
 ) -> tuple[tuple[Term, ...], tuple[tuple[int, tuple[int, ...]], ...]] | str:
     """The terms of results as functions of leaves.
 
@@ -275,17 +275,20 @@ def _over_leaves(
         return leaves[key]
 
     squeezed: set[Term] = set()  # those without the axes that are reduced, which no other value may meet
-    forms = (rows.kept, rows.squeezed, rows.kept[next((i for i, d in enumerate(rows.kept) if d != 1), 0) :])
+    forms = (rows.kept, rows.kept[next((i for i, d in enumerate(rows.kept) if d != 1), 0) :])
     for t in order(results, {id(t) for t in places}):
         if t.op == "reshape" and t.args[0].op == "input":
             written[t] = read(t.args[0], t)
             continue
         args = [written[a] if a in written else read(a, a) for a in t.args]
         written[t] = args[0] if t.op == "reshape" else whole.term(t.op, args, t.dtype, t.shape, t.extra)
-        if t.op == "reshape" and (t.args[0] in squeezed or not is_aligned(t, len(rows.shape))):
-            if not rows.axes or t.shape not in forms or t.args[0].shape not in forms:
+        if t.op == "reshape" and t.args[0] in squeezed:
+            if t.shape not in forms:
                 return "a computed value is reshaped"
-            squeezed |= {t} if t.shape == rows.squeezed else set()
+        elif t.op == "reshape" and not is_aligned(t, len(rows.shape)):
+            if not rows.axes or t.args[0].shape not in forms or t.shape != rows.squeezed:
+                return "a computed value is reshaped"
+            squeezed.add(t)
         elif not squeezed.isdisjoint(t.args):
             if t.shape != rows.squeezed or not all(a in squeezed or a.size == 1 for a in t.args):
                 return "the axes are not kept, and others are read"

@@ -40,7 +40,7 @@ CHUNK = 1 << 14
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReducedAxes:
     """What an expression reduces.
 
     Attributes:
@@ -101,7 +101,7 @@ class MachineStep:
 
 
 def machine_step(
-    site: Site, results: tuple[Term, ...], rows: Rows, layout: Sequence[int], leaves: Sequence[Value], work: int
+    site: Site, results: tuple[Term, ...], rows: ReducedAxes, layout: Sequence[int], leaves: Sequence[Value], work: int
 ) -> MachineStep | None:
     """The machine code of terms; None if there is none, or not yet.
 
@@ -115,12 +115,36 @@ def machine_step(
     """
     forms = [rows.shape if r.size == math.prod(rows.shape) else rows.kept for r in results]
     models = [Value(Buffer(0), f, strides_of(f, r.dtype.itemsize, layout), r.dtype) for f, r in zip(forms, results, strict=True)]
+    walk = _walk(rows, layout, [*models, *leaves])
+    if walk is None:
+        return None
+    sizes, moves, across = walk
+    classes = tuple(_movement(m, v.dtype.itemsize) for m, v in zip(moves[len(models) :], leaves, strict=True))
+    found = machine_code(site, results, classes, work, rows.axes, across)
+    if found is None:
+        return None
+    function, places, types = found
+    width = STRIP * LANES if across else sizes[0]
+    length, terms = width * sizes[3], order(results)
+    reads = tuple(leaves[i] if i >= 0 else _count(site, terms[~i]) for i in places)
+    steps = [moves[len(models) + i] if i >= 0 else (0, 0, 0, 0) for i in places] + moves[: len(models)]
+    steps += [(-(-length * t.itemsize // 64) * 64, 0, width * t.itemsize, t.itemsize) for t in types]
+    flat = not rows.axes and sizes[1] * sizes[2] == 1
+    threads = site.options.threads if work > PARALLEL else 1
+    return MachineStep(function, reads, sizes, tuple(steps), threads, CHUNK if flat else max(1, CHUNK // length))
+
+
+_Steps = tuple[int, int, int, int]
+
+
+def _walk(rows: ReducedAxes, layout: Sequence[int], values: Sequence[Value]) -> tuple[_Steps, list[_Steps], bool] | None:
+    """The sizes and the steps of a `MachineStep`, and whether the inner axis is not reduced; None if there are more axes."""
     axes: list[tuple[bool, int, list[int]]] = []  # whether it is reduced, its size, and the step of each value
     moving = [a for a in layout if rows.shape[a] != 1]
     for is_reduced, run in groupby(moving, key=lambda a: a - len(rows.shape) in rows.axes):
-        dims, steps = collapsed(rows.shape, list(run), [*models, *leaves])
+        dims, steps = collapsed(rows.shape, list(run), values)
         axes += [(is_reduced, d, [s[i] if s else 0 for s in steps]) for i, d in enumerate(dims)]
-    still = (False, 1, [0] * (len(models) + len(leaves)))
+    still = (False, 1, [0] * len(values))
     *rest, inner = axes or [still]
     lead, deep = ([a for a in rest if a[0] == kind] for kind in (False, True))
     across = bool(rows.axes) and not inner[0]
@@ -128,20 +152,7 @@ def machine_step(
         return None
     outer, middle, below = [still] * (2 - len(lead)) + lead + (deep or [still])
     moves = list(zip(outer[2], middle[2], below[2], inner[2], strict=True))
-    classes = tuple(_movement(m, v.dtype.itemsize) for m, v in zip(moves[len(models) :], leaves, strict=True))
-    found = machine_code(site, results, classes, work, rows.axes, across)
-    if found is None:
-        return None
-    function, places, types = found
-    width = STRIP * LANES if across else inner[1]
-    length, terms = width * below[1], order(results)
-    reads = tuple(leaves[i] if i >= 0 else _count(site, terms[~i]) for i in places)
-    moved = [moves[len(models) + i] if i >= 0 else (0, 0, 0, 0) for i in places] + moves[: len(models)]
-    moved += [(-(-length * t.itemsize // 64) * 64, 0, width * t.itemsize, t.itemsize) for t in types]
-    flat = not rows.axes and outer[1] * middle[1] == 1
-    threads = site.options.threads if work > PARALLEL else 1
-    sizes = (inner[1], outer[1], middle[1], below[1])
-    return MachineStep(function, reads, sizes, tuple(moved), threads, CHUNK if flat else max(1, CHUNK // length))
+    return (inner[1], outer[1], middle[1], below[1]), moves, across
 
 
 def _movement(move: tuple[int, ...], itemsize: int) -> str:

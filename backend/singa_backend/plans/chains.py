@@ -86,12 +86,7 @@ def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -
         The groups in order.
     """
     plain = [all(map(is_expression, g)) for g in groups]
-    of = {call: at for at, g in enumerate(groups) for call in g}
-    readers: dict[ir.Value, set[int]] = {v: {-1} for v in outputs}
-    for call, at in of.items():
-        for n, i in enumerate(call.reads):
-            whole = n == 0 or not reduces(call.domain, call.op_type)  # a scale is not computed once for each row
-            readers.setdefault(i, set()).update([at] if whole else [at, -1])
+    readers = _readers(groups, outputs)
     found: list[list[ir.Node]] = [list(g) for g in groups]
     place = list(range(len(groups)))  # of each group, that of the one that it has joined
 
@@ -101,6 +96,17 @@ def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -
         if into >= 0 and plain[at] and plain[into] and len(found[at]) + len(found[into]) <= WIDEST:
             found[into], found[at], place[at] = [*found[at], *found[into]], [], into
     return [tuple(g) for g in found if g]
+
+
+def _readers(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -> dict[ir.Value, set[int]]:
+    """The groups that read each value; -1 is what must not compute it itself."""
+    readers: dict[ir.Value, set[int]] = {v: {-1} for v in outputs}
+    for at, group in enumerate(groups):
+        for call in group:
+            for n, i in enumerate(call.reads):
+                whole = n == 0 or not reduces(call.domain, call.op_type)  # a scale is not computed once for each row
+                readers.setdefault(i, set()).update([at] if whole else [at, -1])
+    return readers
 
 
 def is_binary(call: ir.Node) -> bool:

@@ -52,14 +52,17 @@ class Updater(Placer):
             positions[call.results[0]] = len(operations)
             operations.append(ExpressionCall(call.operator, call.attributes, tuple(operands)))
             rest.append(call)
-        if not rest or (known and self._as_one_step(rest, operations, positions, label)):
+        if rest and not (known and self._as_one_step(rest, operations, positions, label)):
+            self._in_parts(tuple(rest))
+
+    def _in_parts(self, calls: tuple[ir.Node, ...]) -> None:
+        """Compute what is elementwise before the first reduction, and the rest; or chains."""
+        plain = [*map(is_elementwise, calls), False].index(False)
+        if 0 < plain < len(calls) and not self.ahead:
+            self._group(calls[:plain])
+            self._group(calls[plain:])
             return
-        plain = [*map(is_elementwise, rest), False].index(False)
-        if 0 < plain < len(rest) and not self.ahead:  # without what is reduced
-            self._group(tuple(rest[:plain]))
-            self._group(tuple(rest[plain:]))
-            return
-        for chain in chains(rest, self._results(rest)):
+        for chain in chains(calls, self._results(calls)):
             super()._group(chain)
 
     def _results(self, calls: Sequence[ir.Node]) -> list[ir.Value]:
