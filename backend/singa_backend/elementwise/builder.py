@@ -218,6 +218,11 @@ class Builder:
             found = self.made(f"call {full} @{symbol}({where}, {full} zeroinitializer)", kind)
         return self._logical(found, dtype)
 
+    def prefetch(self, pointer: str) -> None:
+        """Let what is at a pointer, which need not be valid, be read early."""
+        self.declared.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
     def gather(self, pointer: str, step: str, dtype: np.dtype[Any], last: str | None = None) -> Vector:
         """Elements with a step in bytes; lanes after the last repeat it."""
         kind = stored_type(dtype)

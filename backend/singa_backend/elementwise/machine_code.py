@@ -44,6 +44,9 @@ BLOCK = 4096
 _UNROLLED = 4
 """The vectors in turn to which the elements of a row are added."""
 
+_AHEAD = "8"
+"""The places along the deep axis by which a strip is read early: the processor does not foresee long steps."""
+
 _SLOT = 48
 """Above this bit the counter has the number of threads that have begun, below it the number of claims."""
 
@@ -439,7 +442,10 @@ class _RowText:
         if how == "scalar":
             return k.scalar(self.here[j], t.dtype)
         if how == "row":
-            return k.load(self._place(j, i), t.dtype, mask)
+            place = self._place(j, i)
+            if kernel.across and t.extra in kernel.deep:
+                k.prefetch(kernel.moved(place, _AHEAD, self.steps[j][2]))
+            return k.load(place, t.dtype, mask)
         last = None if mask is None else k.raw(f"sub i64 {k.raw(f'sub i64 {self.n}, {i}')}, 1")
         step = self.steps[j][3]
         return k.gather(kernel.moved(self.here[j], i, step), step, t.dtype, last)
