@@ -40,25 +40,39 @@ ROWS = {
     "layer norm": ["y = LayerNormalization(x, w, w)"], "layer norm(x + z)": ["a = Add(x, z)", "y = LayerNormalization(a, w, w)"],
     "sum": ["y = ReduceSum(x, axes)"], "max": ["y = ReduceMax(x, axes)"], "l2": ["y = ReduceL2(x, axes)"],
     "log sum exp": ["y = ReduceLogSumExp(x, axes)"], "max pool": ["y = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (x)"],
+    "arg max": ["y = ArgMax <axis = -1> (x)"], "softmax of columns": ["y = Softmax <axis = 0> (x)"],
+    "log softmax of channels": ["y = LogSoftmax <axis = 1> (x)"], "sum of columns": ["y = ReduceSum(x, first)"],
+    "l2 of columns": ["y = ReduceL2(x, first)"], "arg max of columns": ["y = ArgMax <axis = 0> (x)"],
+    "max of channels": ["y = ReduceMax(x, second)"], "mean of a batch": ["y = ReduceMean(x, batch)"],
+    "instance norm": ["y = InstanceNormalization(x, w, w)"],
+    "softmax(x z) x": ["a = Mul(x, z)", "b = Softmax(a)", "y = Mul(b, x)"],
 }  # fmt: skip
 WIDTHS = {1000: 128, 100_000: 768, 10_000_000: 1216}
 """The elements of a row, by the elements in all."""
 
 IMAGES = {1000: (1, 4, 16, 16), 100_000: (1, 32, 56, 56), 10_000_000: (8, 64, 140, 140)}
-"""The shapes for the pool."""
+"""The shapes of images."""
+
+OF_IMAGES = ("max pool", "log softmax of channels", "max of channels", "mean of a batch", "instance norm")
+"""The graphs that read images."""
 
 
 def shape_of(name: str, size: int) -> tuple[int, ...]:
     """The shape of the inputs."""
     width = WIDTHS.get(size, 768)
-    return IMAGES.get(size, IMAGES[100_000]) if name == "max pool" else (max(size // width, 1), width)
+    return IMAGES.get(size, IMAGES[100_000]) if name in OF_IMAGES else (max(size // width, 1), width)
+
+
+def features_of(shape: tuple[int, ...]) -> int:
+    """The number of weights: one for each channel of images, otherwise for each column."""
+    return shape[1] if len(shape) > 2 else shape[-1]
 
 
 def drawn(name: str, size: int) -> dict[str, np.ndarray]:
     """The inputs."""
     rng, shape = np.random.default_rng(0), shape_of(name, size)
     x = rng.standard_normal(shape).astype(np.float32)
-    return {"x": x, "z": np.abs(x[..., ::-1]) + np.float32(0.1), "w": np.ones(shape[-1], np.float32)}
+    return {"x": x, "z": np.abs(x[..., ::-1]) + np.float32(0.1), "w": np.ones(features_of(shape), np.float32)}
 
 
 def model(name: str, size: int) -> ModelProto:
@@ -66,12 +80,15 @@ def model(name: str, size: int) -> ModelProto:
     lines = CHAINS.get(name) or ROWS.get(name) or [f"y = {ELEMENTWISE[name]}"]
     shape, text = shape_of(name, size), " ".join(lines)
     whole = ",".join(map(str, shape))
-    kinds = {"x": whole, "z": whole, "w": str(shape[-1])}
+    kinds = {"x": whole, "z": whole, "w": str(features_of(shape))}
     inputs = ", ".join(f"float[{kinds[n]}] {n}" for n in kinds if any(f"{sep}{n}{end}" in text for sep in "( " for end in ",)"))
     head = '<ir_version: 10, opset_import: ["": 21]>'
-    constants = "<int64[1] axes = {-1}, float low = {-1.5}, float high = {2.5}>"
-    axes = "A,B,C,D"[: 2 * len(shape) - 1]
-    return parser.parse_model(f"{head} g ({inputs}) => (float[{axes}] y) {constants} {{ {text} }}")
+    places = {"axes": [-1], "first": [0], "second": [1], "batch": [0, 2, 3]}
+    constants = ", ".join(f"int64[{len(v)}] {k} = {{{', '.join(map(str, v))}}}" for k, v in places.items() if k in text)
+    bounds = "float low = {-1.5}, float high = {2.5}" if "low" in text else ""
+    axes, kind = "A,B,C,D"[: 2 * len(shape) - 1], "int64" if "ArgMax" in text else "float"
+    held = f"<{', '.join(filter(None, [constants, bounds]))}>" if constants or bounds else ""
+    return parser.parse_model(f"{head} g ({inputs}) => ({kind}[{axes}] y) {held} {{ {text} }}")
 
 
 def feeds_of(name: str, size: int) -> dict[str, np.ndarray]:
@@ -88,7 +105,7 @@ def serve(connection: Any) -> None:
         binding = session.io_binding()
         for n, x in feeds.items():
             binding.bind_cpu_input(n, x)
-        binding.bind_output("y", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+        binding.bind_output("y", "cpu", 0, y.dtype, y.shape, y.ctypes.data)
         connection.send(y)
         while connection.recv():
             connection.send(seconds(lambda binding=binding, session=session: session.run_with_iobinding(binding)))

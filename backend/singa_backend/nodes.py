@@ -29,6 +29,7 @@ from .ir.gradient import GRADIENT
 from .ir.graph import Graph, Node, Value
 from .ir.versioned import VersionedOperator
 from .kernels.options import options
+from .kernels.rows import reduces
 from .kernels.table import TRAINING, gradient_kernel, gradient_kernels, kernels_of
 from .kernels.values import dense, order_of
 from .plans.planner import NOT_FINITE
@@ -270,7 +271,9 @@ def _forward_kernel(domain: str, name: str, version: int) -> _Forward | None:
     hidden = 0
     if domain == "" and gradient is not None and version in gradient.versions and kernels_of(TRAINING, name, version):
         hidden = gradient.hidden
-    if not hidden and not any(k.on == "onednn" for k in kernels_of(domain, name, version)):
+    faster = any(k.on == "onednn" for k in kernels_of(domain, name, version))
+    faster |= reduces(domain, name) and "reduction" not in newest.traits
+    if not hidden and not faster:
         return None
     return _Forward(tuple(i for i, declared in enumerate(declaration.inputs) if declared.host is not None), hidden)
 

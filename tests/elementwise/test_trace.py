@@ -21,7 +21,6 @@ JOINED = "a reshape that joins or splits axes"
 NOT_TRACED: dict[tuple[Key, int], str] = {
     **{(("", name), version): JOINED for name in ("Softmax", "LogSoftmax") for version in (1, 11)},
     **{(("", "QuantizeLinear"), version): "xp.repeat" for version in (21, 23, 24, 25, 28)},
-    (("", "ArgMax"), 13): "xp.argmax",
     (("", "GroupNormalization"), 21): JOINED,
     (("", "Hardmax"), 13): "xp.put_along_axis",
     (("", "LRN"), 13): "an index",

@@ -71,8 +71,9 @@ class Call:
         scratch = [np.empty((threads, sizes[2]), d) for d in self.code.scratch]
         steps[len(used) : len(used)] = [[0, 0, 0]] * len(counts)
         steps += [[s.strides[0], 0, s.itemsize] for s in scratch]
+        steps = [[*s[:2], 0, s[2]] for s in steps]
         self.held = [*used, *counts, *outs, *scratch]
-        numbers = [0, threads, gomp() if threads > 1 else 0, chunk, sizes[2], sizes[0], sizes[1]]
+        numbers = [0, threads, gomp() if threads > 1 else 0, chunk, sizes[2], sizes[0], sizes[1], 1]
         self.frame = np.array([*numbers, *(n for s in steps for n in s), *(a.ctypes.data for a in self.held)], np.int64)
         self.function = machine.compiled(self.code.text, self.code.name, lambda: self.code.text, features)
 

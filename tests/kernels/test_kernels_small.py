@@ -214,16 +214,14 @@ CASES = [
     # reductions
     *(
         case(op, 18, floats(3, 4, 5), *([array(*a)] if a else []), kernel="numpy", constants=(1,), exact=False, keepdims=k)
-        for op in ["ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum"]
+        for op in ["ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin"]
         for a in ((), (1,), (-1, 0))
         for k in (0, 1)
     ),
     *(case(op, 11, floats(3, 4, 5), kernel="numpy", exact=False, axes=[1, 2]) for op in ("ReduceSum", "ReduceMean", "ReduceMax")),
-    *(case(op, 18, ints(3, 4, dtype=t), array(1), kernel="numpy", constants=(1,)) for op in ("ReduceSum", "ReduceMax", "ReduceL1") for t in (np.int32, I64)),
+    *(case(op, 18, ints(3, 4, dtype=t), array(1), kernel="numpy", constants=(1,)) for op in ("ReduceSum", "ReduceMax") for t in (np.int32, I64)),
     case("ReduceMax", 20, bools(3, 4), array(1), kernel="numpy", constants=(1,)),
     case("ReduceSum", 13, floats(3, 4), kernel="definition", noop_with_empty_axes=1),
-    *(case(op, 13, ints(3, 4, low=0, high=3), kernel="numpy", axis=a, keepdims=k, select_last_index=s) for op in ("ArgMax", "ArgMin") for a in (0, -1) for k in (0, 1) for s in (0, 1)),
-    case("ArgMax", 13, floats(6, 5), kernel="numpy.argmax", axis=1),
     *(case("CumSum", 14, floats(3, 8), np.array(1), kernel="numpy.accumulate", constants=(1,), reverse=r, exact=False) for r in (0, 1)),
 ]  # fmt: skip
 

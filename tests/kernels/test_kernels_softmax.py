@@ -25,7 +25,7 @@ def test_softmax(shape: tuple[int, ...], axis: int, opset: int, name: str) -> No
     feeds = [{"x": drawn(s, x=shape)["x"] * np.float32(9)} for s in (1, 2)]
     nodes = [node(name, ["x"], ["y"], axis=axis if axis >= 0 or opset > 9 else len(shape) + axis)]
     used = check(model_of(nodes, feeds[0], ["y"], opset=opset), feeds)
-    assert used[-1].startswith("softmax jit" if name == "Softmax" else "numpy.log_softmax")
+    assert used[-1] == f"numpy.{'log_' * (name == 'LogSoftmax')}softmax"
 
 
 @pytest.mark.parametrize("perm", [(0, 2, 1, 3), (0, 1, 3, 2), (3, 2, 1, 0)])
@@ -53,8 +53,7 @@ def test_softmax_of_what_is_not_finite(number: float, name: str) -> None:
     mask = np.zeros((6, 40), np.float32)
     mask[0, 5:] = mask[3] = mask[4, 0] = number  # a constant is not checked at each run
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "k"], ["a"]), node(name, ["a"], ["y"])]
-    used = check(model_of(nodes, feeds[0], ["y"], {"k": mask, **drawn(3, w=(40, 40))}), feeds)
-    assert any(u.startswith("softmax") for u in used) == (number == -np.inf and name == "Softmax")
+    check(model_of(nodes, feeds[0], ["y"], {"k": mask, **drawn(3, w=(40, 40))}), feeds)
     nodes = [node("Add", ["x", "k"], ["a"]), node(name, ["a"], ["y"])]
     check(model_of(nodes, feeds[0], ["y"], {"k": mask}), feeds)
 

@@ -89,9 +89,6 @@ def test_layer_normalization_without_epsilon_is_refused() -> None:
 
 # --- softmaxes
 
-# oneDNN has fast code for these gradients on AVX-512 only
-ROWS_GRADIENT = "softmax gradient jit" if "avx512" in getattr(onednn.library(), "isa", "") else "numpy.softmax gradient"
-
 
 @pytest.mark.parametrize(
     ("shape", "axis"), [((5, 7), -1), ((5, 1), 1), ((70, 17), 1), ((2, 3, 8, 33), 3), ((4, 300), 1), ((2, 9, 1, 1), 1)], ids=str
@@ -100,25 +97,19 @@ ROWS_GRADIENT = "softmax gradient jit" if "avx512" in getattr(onednn.library(), 
 def test_softmax(name: str, shape: tuple[int, ...], axis: int) -> None:
     for factor in 1, 5:
         x = normal(*shape) * np.float32(factor)
-        step = compare(lambda x: getattr(op, name)(x, axis=axis), [x], [0], joined=[name], exact=True, tolerance=5e-6)
-        assert any(k.startswith(ROWS_GRADIENT) for k in step.kernels)
+        compare(lambda x: getattr(op, name)(x, axis=axis), [x], [0], joined=[], exact=True, tolerance=5e-6)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((4, 5, 6), 1), ((4, 5, 6), -3), ((2, 3, 8, 33), 1), ((3, 1, 2), 1)], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 def test_a_softmax_along_another_axis(name: str, dtype: Any, shape: tuple[int, ...], axis: int) -> None:
-    """It is not refused, so that one plan is made; oneDNN computes what its forward kernel has laid out for it."""
     x = normal(*shape).astype(dtype)
-    step = compare(lambda x: getattr(op, name)(x, axis=axis), [x], [0], joined=[name], exact=True, tolerance=5e-6)
-    assert not step.reasons
-    has_rows = name == "Softmax" and dtype == np.float32
-    assert sum(k.startswith(ROWS_GRADIENT if has_rows else "numpy.softmax gradient") for k in step.kernels) == 1
+    compare(lambda x: getattr(op, name)(x, axis=axis), [x], [0], joined=[], exact=True, tolerance=5e-6)
 
 
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 def test_values_of_a_softmax_that_may_be_infinite(name: str) -> None:
-    """The kernel of NumPy computes what the rule does, infinite values included."""
     x = normal(3, 8)
     x[0, 2], x[1, :4] = -np.inf, -np.inf
     body, given = differentiated(lambda x: getattr(op, name)(x), [normal(3, 8)], [0])
@@ -137,10 +128,10 @@ def test_softmax_of_values_with_other_readers(name: str) -> None:
         y = function(op.Transpose(x, perm=(1, 0, 2)))
         return [y, op.Mul(y, y), op.Transpose(function(op.Mul(y, x)), perm=(0, 2, 1))]
 
-    compare(several, [normal(9, 9, 24)], [0], joined=[name] * 2, exact=True, tolerance=5e-6)
+    compare(several, [normal(9, 9, 24)], [0], joined=[], exact=True, tolerance=5e-6)
 
 
-@pytest.mark.parametrize("name", ["LayerNormalization", "Softmax", "LogSoftmax", "Gelu", "Elu"])
+@pytest.mark.parametrize("name", ["LayerNormalization", "Gelu", "Elu"])
 def test_a_gradient_with_another_reader(name: str) -> None:
     """The gradient of the result is that of another summand too, which the kernel must not overwrite."""
     arrays = [normal(6, 9, 16), normal(6, 9, 16, seed=4), *(parameters((16,), 0) if name == "LayerNormalization" else [])]
@@ -176,8 +167,6 @@ def test_activations(name: str, attributes: dict[str, Any], factor: int) -> None
 
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], str]] = {
     "layer norm": (lambda x, s, b: op.LayerNormalization(x, s, b), [(6, 16), (16,), (16,)], "LayerNormalization"),
-    "softmax": (lambda x: op.Softmax(x), [(6, 16)], "Softmax"),
-    "log softmax": (lambda x: op.LogSoftmax(x), [(6, 16)], "LogSoftmax"),
     "elu": (lambda x: op.Elu(x), [(6, 16)], "Elu"),
     "gelu": (lambda x: op.Gelu(x), [(6, 16)], "Gelu"),
 }

@@ -27,7 +27,7 @@ net (float[8, 3, 16, 16] x) => (float[8, 4] y) <float[4, 3, 3, 3] w = {%s}> {
 ATTENTION = """<ir_version: 10, opset_import: ["": 23]>
 net (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8, 8] w> {
     k = MatMul (x, w)
-    y = Attention <q_num_heads = 2, kv_num_heads = 2> (x, k, x)
+    y = Attention <q_num_heads = 2, kv_num_heads = 2, softcap = 2.0> (x, k, x)
 }"""
 
 TAKEN = ["Conv", "MaxPool", "Relu", "SoftmaxCrossEntropyLoss"]
@@ -103,7 +103,7 @@ def test_the_gradients_of_a_file_keep_their_operators(step: ModelProto, tmp_path
 
 
 def test_a_call_within_a_rule() -> None:
-    """The rule of Attention writes the gradients of its parts, of which that of Softmax is a call."""
+    """The rule of Attention writes the gradients of its parts, of which that of Tanh is a call."""
     net = parser.parse_model(ATTENTION)
     w = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     net.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))

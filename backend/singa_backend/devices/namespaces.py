@@ -173,6 +173,11 @@ class Namespace(ABC):
         """The number of elements along `axes`."""
         return math.prod(x.shape[a] for a in axes)
 
+    def place_of(self, x: Array, pick: str, axis: int, last: bool) -> Array:
+        """The index of the first or the last "max" or "min" along an axis, counted from the front; NaN is the extremum."""
+        i = getattr(self.module, f"arg{pick}")(self.module.flip(x, axis) if last else x, axis=axis)
+        return x.shape[axis] - 1 - i if last else i
+
     def columns(self, x: Array, at: WindowPlaces) -> Array | None:
         """Every window of x by one kernel, as `spatial.columns`; None without one."""
         return None

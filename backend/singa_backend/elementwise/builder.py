@@ -14,10 +14,10 @@ import numpy as np
 LANES = 16
 """The lanes of a vector on every processor."""
 
-SUFFIX = {"float": "f32", "double": "f64"}
+SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
 """The word in the names of intrinsics for each type of real numbers."""
 
-INTEGER = {"float": ("i32", 23, 127), "double": ("i64", 52, 1023)}
+INTEGER = {"half": ("i16", 10, 15), "float": ("i32", 23, 127), "double": ("i64", 52, 1023)}
 """The integer of the bits of a real number, the bits of its fraction, and the bias of its exponent."""
 
 _LANE_NUMBERS = "<" + ", ".join(f"i64 {i}" for i in range(LANES)) + ">"
@@ -25,7 +25,7 @@ _LANE_NUMBERS = "<" + ", ".join(f"i64 {i}" for i in range(LANES)) + ">"
 
 def type_of(dtype: np.dtype[Any]) -> str:
     """The type of LLVM of the values of a dtype."""
-    return {"f4": "float", "f8": "double", "b1": "i1"}.get(dtype.str[1:]) or f"i{8 * dtype.itemsize}"
+    return {"f2": "half", "f4": "float", "f8": "double", "b1": "i1"}.get(dtype.str[1:]) or f"i{8 * dtype.itemsize}"
 
 
 def stored_type(dtype: np.dtype[Any]) -> str:
@@ -153,7 +153,9 @@ class Builder:
         """A number in every lane; a vector as it is."""
         if isinstance(value, Vector):
             return value
-        if kind in SUFFIX:
+        if kind == "half":
+            text = f"0xH{np.float16(value).view(np.uint16):04X}"
+        elif kind in SUFFIX:
             with np.errstate(over="ignore"):
                 wide = float(np.float32(value)) if kind == "float" else float(value)
             text = f"0x{struct.unpack('<Q', struct.pack('<d', wide))[0]:016X}"
@@ -216,6 +218,11 @@ class Builder:
             found = self.made(f"call {full} @{symbol}({where}, {full} zeroinitializer)", kind)
         return self._logical(found, dtype)
 
+    def prefetch(self, pointer: str) -> None:
+        """Let what is at a pointer, which need not be valid, be read early."""
+        self.declared.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
     def gather(self, pointer: str, step: str, dtype: np.dtype[Any], last: str | None = None) -> Vector:
         """Elements with a step in bytes; lanes after the last repeat it."""
         kind = stored_type(dtype)
@@ -254,6 +261,11 @@ class Builder:
         """Write the element of the first lane."""
         x = x.to("zext", "i8") if x.type == "i1" else x
         self.emit(f"store {x.type} {x.lane(0)}, ptr {pointer}, align {dtype.itemsize}")
+
+    def numbers(self, first: str, kind: str, step: int) -> Vector:
+        """The number in the first lane, and by a step more in each one after it."""
+        begin = first if kind == "i64" else self.raw(f"trunc i64 {first} to {kind}")
+        return self.splat(begin, kind) + Vector(self, "<" + ", ".join(f"{kind} {i * step}" for i in range(LANES)) + ">", kind)
 
     def first(self, count: str) -> Vector:
         """The mask of the first lanes."""

@@ -7,7 +7,7 @@
 NumPy's functions find a `Recorded` array by `__array_ufunc__`, so a definition that calls them, or the functions of `xp`, is
 recorded as it is.  Equal terms are one term.  The primitives are NumPy's functions, with their rounding, and:
 
-    input  const  cast  bits (a view as another dtype)  where  reshape, expand (axes of 1 only)  poly  reduce  size
+    input  const  cast  bits (a view as another dtype)  where  reshape, expand (axes of 1 only)  poly  reduce  size  position
     erf  erfc  clip (of a trace for a device, which has these functions; otherwise their definitions are traced)
 
 A size is a term, never a constant, so that one kernel serves all sizes.
@@ -70,7 +70,8 @@ class Term:
         dtype: of the result.
         shape: of the result in the trace.
         extra: the bytes of a constant; the place of an input; the coefficients of a polynomial from the lowest power to the
-            highest; the kind and the axes of a reduction; the axes of a size.
+            highest; the kind and the axes of a reduction; the axes of a size; the axis
+            of a position.
     """
 
     op: str
@@ -399,6 +400,16 @@ class RecordingNamespace(Namespace):
 
     def count(self, x: Recorded, axes: tuple[int, ...]) -> Recorded:
         return self.trace.count(x, axes)
+
+    def place_of(self, x: Recorded, pick: str, axis: int, last: bool) -> Recorded:
+        """The first or the last place of what is equal to the maximum or the minimum, or NaN."""
+        kind = np.dtype(np.int32 if x.shape[axis] < 1 << 31 else np.int64)
+        there = x == getattr(x, pick)(axis, keepdims=True)
+        there = there | np.isnan(x) if x.dtype.kind == "f" else there
+        shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
+        position = self.trace.term("position", (), kind, shape, axis)
+        places = self.where(there, position, self.trace.constant(-1 if last else (1 << 8 * kind.itemsize - 1) - 1, kind))
+        return (places.max if last else places.min)(axis).astype(np.int64)
 
     def refuse(self, bad: Any, error: Callable[[], OperatorError]) -> None:
         if isinstance(bad, Recorded):

@@ -48,6 +48,7 @@ class Range:
         return self.low == -math.inf or self.high == math.inf
 
 
+_MOST_HALF = float(np.finfo(np.float16).max)
 FINITE = Range(-MOST, MOST)
 UNKNOWN = Range(-math.inf, math.inf, True)
 _BOOL = Range(0, 1)
@@ -130,10 +131,15 @@ def _sum(t: Term, x: Range, y: Range) -> Range:
 
 def _difference(t: Term, x: Range, y: Range) -> Range:
     made = _corners(x, y, lambda p, q: p - q)
-    most = t.args[1]
-    if most.op == "reduce" and most.args[0] is t.args[0] and most.extra[0] == "max":  # x - max(x)
-        return Range(made.low, 0.0, made.nan)
-    return made
+    return Range(made.low, 0.0, made.nan) if _below_most(t) else made
+
+
+def _below_most(t: Term) -> tuple[int, ...]:
+    """The axes of max(x) in x - max(x); none for another term."""
+    if t.op != "sub" or t.args[1].op != "reduce" or t.args[1].args[0] is not t.args[0] or t.args[1].extra[0] != "max":
+        return ()
+    axes: tuple[int, ...] = t.args[1].extra[1]
+    return axes
 
 
 def _multiplied(t: Term, x: Range, y: Range) -> Range:
@@ -144,6 +150,8 @@ def _multiplied(t: Term, x: Range, y: Range) -> Range:
 def _reduced(t: Term, x: Range, y: Range) -> Range:
     if t.extra[0] in ("max", "min"):
         return Range(x.low, x.high, x.nan)
+    if t.extra[0] == "sum" and t.args[0].op == "exp" and _below_most(t.args[0].args[0]) == t.extra[1]:
+        return Range(1.0, MOST, x.nan)  # one of the terms is 1
     if t.extra[0] == "sum" and (x.low >= 0 or not x.has_infinity):
         return Range(0.0 if x.low >= 0 else -MOST, math.inf if x.high == math.inf else MOST, x.nan)
     return FINITE if x.is_finite else UNKNOWN
@@ -165,7 +173,8 @@ def _copied_sign(t: Term, x: Range, y: Range) -> Range:
 
 
 _RULES: dict[str, Callable[[Term, Range, Range], Range]] = {
-    **dict.fromkeys(("reshape", "expand", "cast"), lambda t, x, y: x),
+    **dict.fromkeys(("reshape", "expand"), lambda t, x, y: x),
+    "cast": lambda t, x, y: x if t.dtype != np.float16 or max(-x.low, x.high) <= _MOST_HALF else UNKNOWN,
     **dict.fromkeys(_MONOTONIC, lambda t, x, y: _monotonic(t.op, x)),
     **dict.fromkeys(("floor", "ceil", "rint", "trunc"), _rounded),
     **dict.fromkeys(("max", "min"), _extreme),

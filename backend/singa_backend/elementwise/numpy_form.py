@@ -188,6 +188,7 @@ def evaluate(results: Sequence[Term], arrays: Sequence[np.ndarray | None]) -> li
         "reshape": lambda t, x: np.reshape(x, t.shape),
         "expand": lambda t, x: np.broadcast_to(x, t.shape),
         "poly": lambda t, x: numpy.polynomial(np.asarray(x), t.extra),
+        "position": lambda t: np.arange(t.shape[t.extra], dtype=t.dtype).reshape(t.shape),
         "reduce": lambda t, x: REDUCTIONS[t.extra[0]].reduce(x, t.extra[1], dtype=t.dtype, keepdims=True),
         "size": lambda t, x: t.dtype.type(np.prod([np.shape(x)[a] for a in t.extra], dtype=np.int64)),
     }

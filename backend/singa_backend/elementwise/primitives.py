@@ -12,6 +12,14 @@ from .builder import SUFFIX, Builder, Vector, type_of
 from .expression import Term
 from .functions import COSTLY, exp, function, polynomial
 
+_MOVES = frozenset(["input", "const", "cast", "where", "bits", "reshape", "expand"])
+"""The primitives of float16: all others compute in float32."""
+
+
+_KNOWN = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
+_LONG = frozenset(["i4", "i8", "u4", "u8"])
+"""The integers that float32 does not hold exactly."""
+
 
 class NotEmitted(Exception):
     """An expression has no machine code; the message names the reason."""
@@ -20,9 +28,10 @@ class NotEmitted(Exception):
 def refusal(term: Term) -> str:
     """Why a term cannot be lowered; empty if it can."""
     op, dtypes = term.op, {term.dtype, *(a.dtype for a in term.args)}
-    odd = [d for d in dtypes if not (d.kind in "biu" or (d.kind == "f" and d.itemsize in (4, 8))) or not d.isnative]
-    if odd:
+    if odd := [d for d in dtypes if d.str[1:] not in _KNOWN or not d.isnative or (d == np.float16 and op not in _MOVES)]:
         return f"{op} of {odd[0]}"
+    if op == "cast" and term.dtype == np.float16 and term.args[0].dtype.str[1:] in _LONG:
+        return f"cast of {term.args[0].dtype} to float16"
     kind = (term.args[0] if term.args else term).dtype.kind
     if kind == "f" and op in ("fmod", "mod", "floordiv", "and", "or", "xor", "not", "shl", "shr"):
         return f"{op} of real numbers"
@@ -219,17 +228,30 @@ _INTEGER: dict[str, _Lowering] = {
 def cast(k: Builder, x: Vector, old: np.dtype[Any], new: np.dtype[Any]) -> Vector:
     """As NumPy's casts on x86: what is out of range becomes the smallest number, and narrower integers wrap."""
     kind = type_of(new)
+    if x.type == kind:
+        return x
+    x = x.to("fpext", "float") if x.type == "half" else x
     if new.kind == "b":
         return x.compare("ne", 0)
+    if kind == "half":
+        x = _to_odd(k, x) if x.type == "double" else x if x.real else cast(k, x, old, np.dtype(np.float32))
+        return x.to("fptrunc", kind)
     if x.real and kind in SUFFIX:
         return x if kind == x.type else x.to("fpext" if kind == "double" else "fptrunc", kind)
     if x.real:
         return _to_integer(k, x, new)
     if kind in SUFFIX:
         return x.to("uitofp" if old.kind in "ub" else "sitofp", kind)
-    if kind == x.type:
-        return x
     return x.to("trunc" if new.itemsize < old.itemsize else "zext" if old.kind in "ub" else "sext", kind)
+
+
+def _to_odd(k: Builder, x: Vector) -> Vector:
+    """To float32, of which the last bit is 1 if that is not exact: a second rounding then is as one."""
+    y = x.to("fptrunc", "float")
+    size = k.call("fabs", y).to("fpext", "double")
+    bits, inexact = y.bits(), size.compare("ne", k.call("fabs", x)) & (x.compare("uno", x) ^ 1)
+    below = (bits - 1).where(size > k.call("fabs", x), bits)
+    return (below | 1).where(inexact, bits).to("bitcast", "float")
 
 
 def _to_integer(k: Builder, x: Vector, new: np.dtype[Any]) -> Vector:

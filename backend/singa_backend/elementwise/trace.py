@@ -13,7 +13,7 @@ from ..errors import OperatorError
 from ..ir.versioned import VersionedOperator
 from .expression import ExpressionTrace, NotTraced, Recorded, Term, order
 
-DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "f", "d"))
+DTYPES = frozenset(np.dtype(k) for k in ("?", "b", "h", "i", "q", "B", "H", "I", "Q", "e", "f", "d"))
 """The dtypes of inputs and results."""
 
 
@@ -40,8 +40,9 @@ class Traced:
 
 
 def traced(
-    operator: VersionedOperator, attributes: Mapping[str, Any], kinds: tuple[InputKind | None, ...], device: bool = False
-) -> Traced | str:
+    operator: VersionedOperator, attributes: Mapping[str, Any], kinds: tuple[InputKind | None, ...], device: bool = False,
+    wanted: tuple[bool, ...] = (True,),
+) -> Traced | str:  # fmt: skip
     """The expression of one call; the reason if it has none.
 
     Args:
@@ -49,17 +50,19 @@ def traced(
         attributes: its attributes, defaults included.
         kinds: what is known of each input, None for an absent one.
         device: as of a `Trace`.
+        wanted: which of the outputs are results.
     """
     try:
-        return _call(operator, tuple(sorted(attributes.items())), kinds, device)
+        return _call(operator, tuple(sorted(attributes.items())), kinds, device, wanted)
     except TypeError:  # an attribute that is no key
-        return _call.__wrapped__(operator, tuple(attributes.items()), kinds, device)
+        return _call.__wrapped__(operator, tuple(attributes.items()), kinds, device, wanted)
 
 
 @lru_cache(maxsize=4096)
 def _call(
-    operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[InputKind | None, ...], device: bool
-) -> Traced | str:
+    operator: VersionedOperator, attributes: tuple[tuple[str, Any], ...], kinds: tuple[InputKind | None, ...], device: bool,
+    wanted: tuple[bool, ...],
+) -> Traced | str:  # fmt: skip
     trace = ExpressionTrace(device)
     inputs: list[Any] = []
     for k in kinds:
@@ -68,30 +71,31 @@ def _call(
         else:
             inputs.append(None if k is None else trace.input(k.dtype, k.shape))
     try:
-        (y,) = operator.run(trace.xp, inputs, dict(attributes), (True,))
+        ys = [y for y, w in zip(operator.run(trace.xp, inputs, dict(attributes), wanted), wanted, strict=True) if w]
     except NotTraced as cause:
         return f"{operator.declaration.name} is not elementwise: {cause}"
     except (OperatorError, ValueError, TypeError) as error:
         return f"the call is not valid: {error}"
-    if not isinstance(y, Recorded):
+    if not all(isinstance(y, Recorded) for y in ys):
         return "the result is a constant"
-    return Traced((y.term,), tuple(bad for bad, _ in trace.checks))
+    return Traced(tuple(y.term for y in ys), tuple(bad for bad, _ in trace.checks))
 
 
 Operand = InputKind | tuple[bool, int] | None
-"""Of a call: one that is read on the host; whether it is an earlier call, and the place of that or of an input; or absent."""
+"""Of a call: one that is read on the host; whether it is an earlier result, and the place of that or of an input; or absent."""
 
 
 def traced_calls(
-    calls: Sequence[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...]]], inputs: tuple[InputKind, ...]
+    calls: Sequence[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...], tuple[bool, ...]]],
+    inputs: tuple[InputKind, ...],
 ) -> Traced | str:
     """The expression of several calls; the reason if a call has none.
 
     Args:
-        calls: for each one the operator, its attributes, defaults included, and the operands.
+        calls: for each one the operator, its attributes, defaults included, the operands, and which outputs are results.
         inputs: what is known of the inputs.
     """
-    key = tuple((operator, tuple(sorted(attributes.items())), operands) for operator, attributes, operands in calls)
+    key = tuple((operator, tuple(sorted(attributes.items())), *rest) for operator, attributes, *rest in calls)
     try:
         return _calls(key, inputs)
     except TypeError:  # an attribute that is no key
@@ -100,17 +104,18 @@ def traced_calls(
 
 @lru_cache(maxsize=1024)
 def _calls(
-    calls: tuple[tuple[VersionedOperator, tuple[tuple[str, Any], ...], tuple[Operand, ...]], ...], inputs: tuple[InputKind, ...]
+    calls: tuple[tuple[VersionedOperator, tuple[tuple[str, Any], ...], tuple[Operand, ...], tuple[bool, ...]], ...],
+    inputs: tuple[InputKind, ...],
 ) -> Traced | str:
     whole = ExpressionTrace()
     leaves = [whole.input(k.dtype, k.shape) for k in inputs]
     results: list[Recorded] = []
     checks: list[Recorded] = []
-    for operator, attributes, operands in calls:
+    for operator, attributes, operands, wanted in calls:
         values = [(results if o[0] else leaves)[o[1]] for o in operands if isinstance(o, tuple)]
         recorded = iter(values)
         kinds = tuple(InputKind((r := next(recorded)).dtype, r.shape) if isinstance(o, tuple) else o for o in operands)
-        expression = traced(operator, dict(attributes), kinds)
+        expression = traced(operator, dict(attributes), kinds, wanted=wanted)
         if isinstance(expression, str):
             return expression
         results += substituted(whole, expression.results, values)

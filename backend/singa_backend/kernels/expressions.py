@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from ..elementwise import facts
-from ..elementwise.compile import Compiled, available
+from ..elementwise.compile import available
 from ..elementwise.expression import FREE, ExpressionTrace, Recorded, Term, is_aligned, order
 from ..elementwise.facts import Range
 from ..elementwise.numpy_form import NumpyProgram, evaluate
 from ..elementwise.trace import DTYPES, InputKind, Operand, traced_calls
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
-from .elementwise import BLOCK, ArrayCalls, collapsed, emit_calls, finiteness_of, order_of
-from .frames import CHUNK, MISSING, PARALLEL, framed, machine_code, movements
+from .elementwise import BLOCK, ArrayCalls, emit_calls, finiteness_of, order_of
+from .frames import MISSING, ReducedAxes, machine_step
 from .table import Refused, Site, general
-from .values import ANY, FINITE, INFINITE, LOW, NAN, Buffer, Value, dense, strides_of, sum_finiteness
+from .values import ANY, FINITE, INFINITE, LOW, NAN, Value, dense, sum_finiteness
 
 LITERAL = 64.0
 """A constant of one element is a part of the expression if it is a multiple of 1 / LITERAL up to LITERAL, otherwise an input: the
@@ -44,18 +44,20 @@ class ExpressionCall:
     Attributes:
         operator: the operator.
         attributes: its attributes, defaults included.
-        operands: for each input a value, the position of the operation that computes it, or None for an absent one.
+        operands: for each input a value, the position of the result that it is, or None for an absent one.
+        wanted: which of the outputs are results.
     """
 
     operator: VersionedOperator
     attributes: Mapping[str, Any]
     operands: tuple[Value | int | None, ...]
+    wanted: tuple[bool, ...] = (True,)
 
 
 def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term], list[Value]]:
     """The terms of the results of calls, and the values of the inputs; refuses calls that are not elementwise."""
     inputs: dict[int, tuple[int, Value]] = {}
-    calls: list[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...]]] = []
+    calls: list[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...], tuple[bool, ...]]] = []
     for one in operations:
         operands: list[Operand] = []
         for n, v in enumerate(one.operands):
@@ -67,7 +69,7 @@ def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term],
             else:
                 site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
                 operands.append((False, inputs.setdefault(id(v), (len(inputs), v))[0]))
-        calls.append((one.operator, one.attributes, tuple(operands)))
+        calls.append((one.operator, one.attributes, tuple(operands), one.wanted))
     values = [v for _, v in inputs.values()]
     found = traced_calls(calls, tuple(InputKind(v.dtype, v.shape) for v in values))
     if isinstance(found, str):
@@ -89,7 +91,7 @@ def compute(
     into: Mapping[int, Value] | None = None,
     engine: str = "",
 ) -> list[Value]:
-    """Emit the step that computes expressions whose results have one shape.
+    """Emit the step that computes expressions of one shape, some of which may reduce the same axes.
 
     Args:
         site: the place.
@@ -104,24 +106,41 @@ def compute(
         The results.
     """
     site.require(all(r.dtype in DTYPES for r in results), f"elements of {results[0].dtype}")
-    shapes = {r.shape for r in results}
-    site.require(len(shapes) == 1, "the results have several shapes")
+    rows = _rows(site, results)
+    site.require(all(r.shape in (rows.shape, rows.kept, rows.squeezed) for r in results), "the results have several shapes")
     site.require(len(order(results)) <= MOST_TERMS, "the expression is too long")
     known = ranges(site, results, inputs)
     plain = {k: inputs[r.extra] for k, r in enumerate(results) if r.op == "input"}  # such as Clip without bounds
     computed = [k for k in range(len(results)) if k not in plain]
     made: dict[int, Value] = {k: v.view(v.shape, v.strides) for k, v in plain.items()}
     if computed:
-        leaves = Leaves(site, [results[k] for k in computed], inputs, label)
+        leaves = Leaves(site, [results[k] for k in computed], inputs, label, rows)
         wanted = {n: into[k] for n, k in enumerate(computed) if into and k in into}
         ys = _emit(site, leaves, label, reusable, wanted, engine)
-        made |= dict(zip(computed, ys, strict=True))
+        made |= {k: _squeezed(y, results[k].shape, rows) for k, y in zip(computed, ys, strict=True)}
     for k, r in enumerate(results):
         y, at = made[k], known[id(r)]
         y.finiteness, y.low = finiteness_of(r.dtype, finiteness_in(at)), ANY
         if y.finiteness == INFINITE:
             y.low = _low(r, known, inputs) if at.high < math.inf else ANY
     return [made[k] for k in range(len(results))]
+
+
+def _rows(site: Site, results: Sequence[Term]) -> ReducedAxes:
+    """What expressions reduce."""
+    reduced = [t for t in order(results) if t.op == "reduce"]
+    if not reduced:
+        return ReducedAxes(results[0].shape, ())
+    kinds = {tuple(a - len(t.args[0].shape) for a in t.extra[1]) for t in reduced}
+    site.require(len(kinds) == 1, "several axes are reduced apart")
+    return ReducedAxes(np.broadcast_shapes(*(t.args[0].shape for t in reduced)), *kinds)
+
+
+def _squeezed(y: Value, shape: tuple[int, ...], rows: ReducedAxes) -> Value:
+    """A reduced value in a shape, which may lack the axes."""
+    rank = len(rows.shape)
+    kept = [i for i in range(rank) if i - rank not in rows.axes]
+    return y.view(shape, [y.strides[i] for i in kept]) if len(shape) < y.ndim else y
 
 
 def ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> Mapping[int, Range]:
@@ -168,14 +187,13 @@ class Leaves:
     Attributes:
         results: the terms; the place of an input is that of a leaf.
         values: the leaves.
-        shape: of the results.
+        rows: what is reduced.
     """
 
-    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: bool = False) -> None:
-        """Args: rows: whether something is reduced, so that no part is computed before the others."""
-        self._site, self._inputs = site, inputs
-        self.shape = results[0].shape
-        parts = self._computed_parts(results, label, 0 if rows else math.prod(self.shape))
+    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: ReducedAxes) -> None:
+        """Args: rows: what is reduced; then no part is computed before the others."""
+        self._site, self._inputs, self.rows = site, inputs, rows
+        parts = self._computed_parts(results, label, 0 if rows.axes else math.prod(rows.shape))
         places: dict[Any, tuple[int, Value]] = {}
         sources: list[tuple[Term, int | bytes]] = []
         for t in (*parts, *(t for t in order(results, {id(t) for t in parts}) if t.op == "input")):
@@ -200,7 +218,10 @@ class Leaves:
         for t in terms:
             if t.args and constant.issuperset(t.args):
                 constant.add(t)
-        before = {t for t in terms if size and t.op not in FREE and t.size * SMALLER <= size} | constant
+        before = set(constant)
+        for t in terms:  # what is only cast is not stored
+            if size and t.size * SMALLER <= size and t.op not in FREE and (t.op != "cast" or not before.isdisjoint(t.args)):
+                before.add(t)
         tops = {a for t in terms if t not in before for a in t.args}.union(results)
         values: dict[Term, Value] = {}
         parts: dict[tuple[int, ...], list[Term]] = {}
@@ -226,14 +247,14 @@ def _number(v: Value) -> bytes | None:
 
 @lru_cache(maxsize=1024)
 def _over_leaves(
-    results: tuple[Term, ...], sources: tuple[tuple[Term, int | bytes], ...], rows: bool
+    results: tuple[Term, ...], sources: tuple[tuple[Term, int | bytes], ...], rows: ReducedAxes
 ) -> tuple[tuple[Term, ...], tuple[tuple[int, tuple[int, ...]], ...]] | str:
     """The terms of results as functions of leaves.
 
     Args:
         results: the terms.
         sources: for the inputs, and for what was computed before, the place of the value, or the bytes of a number.
-        rows: whether something is reduced.
+        rows: what is reduced.
 
     Returns:
         The terms, and for each leaf the place of the value, and the shape as which it is read, () for one element; or why they
@@ -253,19 +274,25 @@ def _over_leaves(
             leaves[key] = whole.input(t.dtype, t.shape)
         return leaves[key]
 
-    shape = results[0].shape
+    squeezed: set[Term] = set()  # those without the axes that are reduced, which no other value may meet
+    forms = (rows.kept, rows.kept[next((i for i, d in enumerate(rows.kept) if d != 1), 0) :])
     for t in order(results, {id(t) for t in places}):
         if t.op == "reshape" and t.args[0].op == "input":
             written[t] = read(t.args[0], t)
             continue
         args = [written[a] if a in written else read(a, a) for a in t.args]
-        if t.op != "reshape":
-            written[t] = whole.term(t.op, args, t.dtype, t.shape, t.extra)
-            continue
-        squeezed = rows and t.shape == shape == t.args[0].shape[:-1]  # the axis that is reduced is not kept
-        if not squeezed and not is_aligned(t, len(shape)):
-            return "a computed value is reshaped"
-        written[t] = args[0]
+        written[t] = args[0] if t.op == "reshape" else whole.term(t.op, args, t.dtype, t.shape, t.extra)
+        if t.op == "reshape" and t.args[0] in squeezed:
+            if t.shape not in forms:
+                return "a computed value is reshaped"
+        elif t.op == "reshape" and not is_aligned(t, len(rows.shape)):
+            if not rows.axes or t.args[0].shape not in forms or t.shape != rows.squeezed:
+                return "a computed value is reshaped"
+            squeezed.add(t)
+        elif not squeezed.isdisjoint(t.args):
+            if t.shape != rows.squeezed or not all(a in squeezed or a.size == 1 for a in t.args):
+                return "the axes are not kept, and others are read"
+            squeezed.add(t)
     return tuple((written[r] if r in written else read(r, r)).term for r in results), tuple(leaves)
 
 
@@ -280,24 +307,28 @@ def _viewed(v: Value, shape: tuple[int, ...]) -> Value:
 def _emit(
     site: Site, leaves: Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
 ) -> list[Value]:
-    program = _program(leaves.results)
-    layout = _layout(leaves, into)
-    first = program.calls[0].function
-    name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
-    code = None if engine == "numpy" else _machine_code(site, leaves, layout, len(program.calls))
-    if code is None and engine == "machine":
+    program, size = None if leaves.rows.axes else _program(leaves.results), math.prod(leaves.rows.shape)
+    layout, name, count = _layout(leaves, into), label, len(order(leaves.results))
+    if program is not None:
+        count = len(program.calls)
+        name = getattr(program.calls[0].function, "__name__", label) if count == 1 or not label else label
+    step = None
+    if engine != "numpy" and size >= (1 if site.options.deterministic else 2) and not available():  # a number costs a call anyway
+        step = machine_step(site, leaves.results, leaves.rows, layout, leaves.values, size * count)
+    if step is None and (engine == "machine" or program is None):
         site.refuse(MISSING if site.wanted else "machine code would not be faster")
-    ys = _outputs(site, leaves, layout, reusable, into, program.may_replace if code is None else lambda k, place: True)
-    if not math.prod(leaves.shape):
-        return ys
-    if code is not None:
-        values = [*(leaves.values[i] for i in code.leaves), *ys]
-        bind = framed(code.function, code.threads, code.chunk, code.sizes, code.steps, values)
-        site.emit(bind, reads=leaves.values, writes=ys, kernel=f"machine.{name}")
+    ys = _outputs(site, leaves, layout, reusable, into, _always if program is None or step is not None else program.may_replace)
+    if step is not None:
+        step.emit(site, ys, name)
+    if step is not None or not size or program is None:
         return ys
     calls = ArrayCalls(program.bind, program.registers, len(program.calls) > 1)
     emit_calls(site, ys, leaves.values, layout, calls, f"numpy.{name}")
     return ys
+
+
+def _always(result: int, place: int) -> bool:
+    return True
 
 
 _program = lru_cache(maxsize=1024)(NumpyProgram)
@@ -305,54 +336,8 @@ _program = lru_cache(maxsize=1024)(NumpyProgram)
 
 def _layout(leaves: Leaves, into: Mapping[int, Value]) -> Sequence[int]:
     """The order of the axes of the results in memory: that of what they replace, otherwise of the first input of their shape."""
-    orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.shape)
-    return next((o for o in orders if o is not None), range(len(leaves.shape)))
-
-
-@dataclass(frozen=True)
-class _Code:
-    """The machine code of an expression, and how its frame is filled.
-
-    Attributes:
-        function: the function.
-        leaves: the leaves that it reads, in the order of the pointers.
-        sizes: the inner, the outer and the middle size.
-        steps: for each pointer the steps along the outer, the middle and the inner axis.
-        threads: the number of threads.
-        chunk: what a thread claims at a time.
-    """
-
-    function: Compiled
-    leaves: tuple[int, ...]
-    sizes: tuple[int, int, int]
-    steps: tuple[tuple[int, ...], ...]
-    threads: int
-    chunk: int
-
-
-def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int) -> _Code | None:
-    """The machine code for an expression; None if NumPy computes it."""
-    size = math.prod(leaves.shape)
-    if size < (1 if site.options.deterministic else 2) or available():  # a number, such as a rate, costs a call anyway
-        return None
-    model = [Value(Buffer(0), leaves.shape, strides_of(leaves.shape, r.dtype.itemsize, layout), r.dtype) for r in leaves.results]
-    dims, steps = collapsed(leaves.shape, layout, [*model, *leaves.values])
-    if len(dims) > 3:
-        return None
-    pad = (1,) * (3 - len(dims)) + dims
-    wide = [(0,) * (3 - len(s)) + s for s in steps]
-    count = len(model)
-    classes = movements([s[2] for s in wide[count:]], leaves.values)
-    work = size * calls
-    found = machine_code(site, leaves.results, classes, work)
-    if found is None:
-        return None
-    function, used, _ = found
-    threads = site.options.threads if work > PARALLEL else 1
-    rows = pad[0] * pad[1]
-    chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
-    moves = (*(wide[count + i] for i in used), *wide[:count])
-    return _Code(function, used, (pad[2], pad[0], pad[1]), moves, threads, chunk)
+    orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.rows.shape)
+    return next((o for o in orders if o is not None), range(len(leaves.rows.shape)))
 
 
 def _outputs(
@@ -367,7 +352,7 @@ def _outputs(
 
     A result of one element is always a new value: in place, NumPy takes three times as long.
     """
-    shape, several = leaves.shape, math.prod(leaves.shape) != 1
+    shape, several = leaves.rows.shape, math.prod(leaves.rows.shape) != 1
     taken: set[int] = set()
     ys: list[Value] = []
 
@@ -378,6 +363,9 @@ def _outputs(
 
     for k, r in enumerate(leaves.results):
         found: Value | None = None
+        if r.size != math.prod(shape):
+            ys.append(site.new(leaves.rows.kept, r.dtype, layout, FINITE))
+            continue
         if k in into:
             places = [i for i, v in enumerate(leaves.values) if v.buffer is into[k].buffer]
             found = into[k] if all(fits(into[k], k, i) for i in places or (-1,)) else None
@@ -402,22 +390,15 @@ def _apart(leaves: Leaves, v: Value, place: int, may_replace: Callable[[int, int
     return True
 
 
-@general("unary", "broadcasting", on="machine")
-def generated(site: Site, *inputs: Value | None) -> Value:
-    """An elementwise call, and those that follow it, by machine code."""
-    site.require(not available(), available())
-    return _chain(site, inputs, "machine")
-
-
 @general("unary", "broadcasting", on="numpy")
 def expression(site: Site, *inputs: Value | None) -> Value:
     """An elementwise call, and those that follow it, by NumPy."""
-    return _chain(site, inputs, "numpy")
-
-
-def _chain(site: Site, inputs: Sequence[Value | None], engine: str) -> Value:
     terms, values, free = chained(site, inputs)
-    (y,) = compute(site, terms[-1:], values, label_of(site), lambda v: id(v) in free, engine=engine)
+    plain = [all(t.op != "reduce" for t in order([one])) for one in terms]
+    count = (*plain, False).index(False)
+    site.require(count, "axes are reduced")
+    site.absorb(count - 1)
+    (y,) = compute(site, terms[count - 1 : count], values, label_of(site), lambda v: id(v) in free, engine="numpy")
     return y
 
 

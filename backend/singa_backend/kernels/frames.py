@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
 
+from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, NotCompiled, compiled, kept, waits
 from ..elementwise.expression import Term, order
-from ..elementwise.machine_code import MachineCode, emit
+from ..elementwise.machine_code import STRIP, MachineCode, emit, grows
 from ..elementwise.primitives import NotEmitted
 from . import onednn
+from .elementwise import collapsed
 from .table import Site
-from .values import Bound, Buffer, Value, address_of
+from .values import Bound, Buffer, Value, address_of, strides_of
 
 MISSING = "its machine code is not made yet"
 """Why machine code does not compute a step in a first run."""
@@ -34,46 +39,132 @@ CHUNK = 1 << 14
 """The elements that a thread claims at a time."""
 
 
-def movements(steps: Sequence[int], values: Sequence[Value]) -> tuple[str, ...]:
-    """How machine code reads values that have these steps along the inner axis."""
-    return tuple(
-        "scalar" if s == 0 else "row" if s == v.dtype.itemsize else "strided" for s, v in zip(steps, values, strict=True)
-    )
+@dataclass(frozen=True)
+class ReducedAxes:
+    """What an expression reduces.
+
+    Attributes:
+        shape: of the elements.
+        axes: those that are reduced, counted from the end; none of an elementwise expression.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape of what is left, with axes of 1."""
+        return tuple(1 if i - len(self.shape) in self.axes else d for i, d in enumerate(self.shape))
+
+    @property
+    def squeezed(self) -> tuple[int, ...]:
+        """The shape of what is left, without the axes."""
+        return tuple(d for i, d in enumerate(self.shape) if i - len(self.shape) not in self.axes)
 
 
-def framed(
-    function: Compiled,
-    threads: int,
-    chunk: int,
-    sizes: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    values: Sequence[Value],
-    scratch: Buffer | None = None,
-    places: Sequence[int] = (),
-) -> Callable[[], Bound]:
-    """The function that binds machine code to the present addresses; see elementwise/machine_code.py for the frame.
+@dataclass(frozen=True)
+class MachineStep:
+    """The machine code of an expression, and how its frame is filled; see elementwise/machine_code.py.
 
-    Args:
-        function: the code.
+    Attributes:
+        function: the function.
+        reads: the inputs, in the order of the pointers.
+        sizes: the inner, the outer and the middle size, and the depth.
+        steps: for each pointer the steps along the outer, the middle, the deep and the inner axis.
         threads: the number of threads.
         chunk: what a thread claims at a time.
-        sizes: the inner, the outer and the middle size.
-        steps: for each pointer the steps along the outer, the middle and the inner axis.
-        values: the inputs and the results.
-        scratch: temporary memory.
-        places: the first byte of each array in it.
     """
-    region = onednn.parallel_region() if threads > 1 else 0
-    numbers = [chunk, *sizes, *(n for s in steps for n in s), *[0] * (len(values) + len(places))]
-    frames = np.array([[0, threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
-    start, address = frames.shape[1] - len(values) - len(places), FrameAddress(frames)
 
-    def bind() -> Bound:
-        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
-        frames[:, start:] = [*(v.address for v in values), *(base + p for p in places)]
-        return [(function.call, (address,))]
+    function: Compiled
+    reads: tuple[Value, ...]
+    sizes: tuple[int, int, int, int]
+    steps: tuple[tuple[int, ...], ...]
+    threads: int
+    chunk: int
 
-    return bind
+    def emit(self, site: Site, ys: Sequence[Value], name: str) -> None:
+        """Add the step that computes results."""
+        values = [*self.reads, *ys]
+        lengths = [s[0] * self.threads for s in self.steps[len(values) :]]  # of the rows of scratch
+        scratch = site.scratch(sum(lengths)) if lengths else None
+        region = onednn.parallel_region() if self.threads > 1 else 0
+        numbers = [self.chunk, *self.sizes, *(n for s in self.steps for n in s), *[0] * len(self.steps)]
+        frames = np.array([[0, self.threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
+        start, address = frames.shape[1] - len(self.steps), FrameAddress(frames)
+
+        def bind() -> Bound:
+            base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
+            frames[:, start:] = [*(v.address for v in values), *accumulate(lengths[:-1], initial=base)][: len(self.steps)]
+            return [(self.function.call, (address,))]
+
+        site.emit(bind, reads=self.reads, writes=ys, kernel=f"machine.{name}", scratch=scratch)
+
+
+def machine_step(
+    site: Site, results: tuple[Term, ...], rows: ReducedAxes, layout: Sequence[int], leaves: Sequence[Value], work: int
+) -> MachineStep | None:
+    """The machine code of terms; None if there is none, or not yet.
+
+    Args:
+        site: the place.
+        results: the terms.
+        rows: what they reduce.
+        layout: the order of the axes of the results in memory.
+        leaves: the inputs.
+        work: of the step.
+    """
+    forms = [rows.shape if r.size == math.prod(rows.shape) else rows.kept for r in results]
+    models = [Value(Buffer(0), f, strides_of(f, r.dtype.itemsize, layout), r.dtype) for f, r in zip(forms, results, strict=True)]
+    walk = _walk(rows, layout, [*models, *leaves])
+    if walk is None:
+        return None
+    sizes, moves, across = walk
+    classes = tuple(_movement(m, v.dtype.itemsize) for m, v in zip(moves[len(models) :], leaves, strict=True))
+    found = machine_code(site, results, classes, work, rows.axes, across)
+    if found is None:
+        return None
+    function, places, types = found
+    width = STRIP * LANES if across else sizes[0]
+    length, terms = width * sizes[3], order(results)
+    reads = tuple(leaves[i] if i >= 0 else _count(site, terms[~i]) for i in places)
+    steps = [moves[len(models) + i] if i >= 0 else (0, 0, 0, 0) for i in places] + moves[: len(models)]
+    steps += [(-(-length * t.itemsize // 64) * 64, 0, width * t.itemsize, t.itemsize) for t in types]
+    flat = not rows.axes and sizes[1] * sizes[2] == 1
+    threads = site.options.threads if work > PARALLEL else 1
+    return MachineStep(function, reads, sizes, tuple(steps), threads, CHUNK if flat else max(1, CHUNK // length))
+
+
+_Steps = tuple[int, int, int, int]
+
+
+def _walk(rows: ReducedAxes, layout: Sequence[int], values: Sequence[Value]) -> tuple[_Steps, list[_Steps], bool] | None:
+    """The sizes and the steps of a `MachineStep`, and whether the inner axis is not reduced; None if there are more axes."""
+    axes: list[tuple[bool, int, list[int]]] = []  # whether it is reduced, its size, and the step of each value
+    moving = [a for a in layout if rows.shape[a] != 1]
+    for is_reduced, run in groupby(moving, key=lambda a: a - len(rows.shape) in rows.axes):
+        dims, steps = collapsed(rows.shape, list(run), values)
+        axes += [(is_reduced, d, [s[i] if s else 0 for s in steps]) for i, d in enumerate(dims)]
+    still = (False, 1, [0] * len(values))
+    *rest, inner = axes or [still]
+    lead, deep = ([a for a in rest if a[0] == kind] for kind in (False, True))
+    across = bool(rows.axes) and not inner[0]
+    if len(lead) > 2 or len(deep) > 1 or (across and not deep):
+        return None
+    outer, middle, below = [still] * (2 - len(lead)) + lead + (deep or [still])
+    moves = list(zip(outer[2], middle[2], below[2], inner[2], strict=True))
+    return (inner[1], outer[1], middle[1], below[1]), moves, across
+
+
+def _movement(move: tuple[int, ...], itemsize: int) -> str:
+    """How machine code reads a value with these steps."""
+    *_, deep, inner = move
+    return "deep " * bool(deep) + ("scalar" if inner == 0 else "row" if inner == itemsize else "strided")
+
+
+def _count(site: Site, t: Term) -> Value:
+    """The number of elements along axes."""
+    count = math.prod(t.args[0].shape[a] for a in t.extra)
+    return site.constant(np.array([count], t.dtype))
 
 
 class FrameAddress(int):
@@ -105,16 +196,20 @@ _ASKED: Counter[str] = Counter()
 """The work of the steps that have asked for code that is not there."""
 
 
-def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int) -> Code | None:
+def machine_code(
+    site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int, axes: tuple[int, ...] = (), across: bool = False
+) -> Code | None:
     """The machine code of terms; None if there is none, or not yet.
 
     Args:
         site: the place.
         results: the terms.
-        classes: how each input moves along the inner axis.
+        classes: how each input moves.
         work: of the step.
+        axes: those that are reduced, counted from the end.
+        across: whether the inner axis in memory is not one of them.
     """
-    key = f"{_key(results)} {classes}"
+    key = f"{_key(results, axes)} {classes} {across}"
     found = _KNOWN.get(key)
     if found is None:
         try:
@@ -124,7 +219,7 @@ def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...]
                 _ASKED[key] += work
                 if not waited and work < WORTH and _ASKED[key] < TOGETHER:
                     return None
-            code = emit("k", results, dict(enumerate(classes)))
+            code = emit("k", results, dict(enumerate(classes)), axes, across)
         except (NotEmitted, NotCompiled) as reason:
             _KNOWN[key] = str(reason)
             return None
@@ -153,12 +248,14 @@ def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
 
 
 @lru_cache(maxsize=1024)
-def _key(results: tuple[Term, ...]) -> str:
+def _key(results: tuple[Term, ...], axes: tuple[int, ...]) -> str:
     """All on which the code of an expression depends."""
     places: dict[Term, int] = {}
     rows = []
     for t in order(results):
         places[t] = len(places)
-        shape = (len(t.shape), t.shape[-1:] == t.args[0].shape[-1:]) if t.op in ("reduce", "expand") else None
-        rows.append((t.op, tuple(places[a] for a in t.args), t.dtype.str, t.extra, shape))
+        extra = t.extra
+        if t.op in ("reduce", "expand", "size", "position"):
+            extra = t.extra[0] if t.op == "reduce" else t.op == "expand" and grows(t, axes)
+        rows.append((t.op, tuple(places[a] for a in t.args), t.dtype.str, extra))
     return repr((rows, [places[r] for r in results]))

@@ -51,10 +51,9 @@ class Rows:
         x: the input.
         scale: the factors.
         b: the terms.
-        kept: whether the input is read later; None to ask the place about its first input.
     """
 
-    def __init__(self, site: Site, x: Value, scale: Value, b: Value | None = None, kept: bool | None = None) -> None:
+    def __init__(self, site: Site, x: Value, scale: Value, b: Value | None = None) -> None:
         site.require(x.dtype == F32 and site.attributes.get("stash_type", 1) == 1, "not float32")
         axis, self.epsilon = site.attributes.get("axis", -1), site.attributes["epsilon"]
         site.require(x.size and -x.ndim <= axis < x.ndim, "the axis is out of range, or the input is empty")
@@ -64,8 +63,7 @@ class Rows:
         self.scale = _features(site, scale, x, axis)
         self.shift = None if b is None else _features(site, b, x, axis)
         self.rows = rows_of(site, x, axis)
-        free = site.reusable(0) if kept is None else not kept
-        self.inside = self.rows.buffer is x.buffer and free and scale is not x and b is not x
+        self.inside = self.rows.buffer is x.buffer and site.reusable(0) and scale is not x and b is not x
         self.finiteness = FINITE if worst(x, scale, b) == FINITE else NAN
 
     def emit(self, epsilon: float, flags: int, moments: tuple[Value, ...] = ()) -> Value:
@@ -197,10 +195,10 @@ def _like(dv: Value | None, v: Value | None) -> Value | None:
 
 
 @kernel("RMSNormalization", 23, on="onednn")
-def rms_normalization(site: Site, x: Value, scale: Value, kept: bool | None = None) -> Value:
+def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
     """A normalization by a mean of 0 and, as variance, the sum of squares; the count is part of the scale and of epsilon."""
     site.require(scale.constant, "the scale depends on the data")
-    rows = Rows(site, x, scale, kept=kept)
+    rows = Rows(site, x, scale)
     features = rows.rows.shape[1]
     factor = np.float32(math.sqrt(features))
     rows.scale = derived(site, scale, ("times", float(factor)), lambda: scale.array.reshape(-1) * factor)

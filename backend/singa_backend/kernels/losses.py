@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from . import onednn as dnn
+from ..elementwise.compile import available
+from ..elementwise.expression import ExpressionTrace
 from .elementwise import FLOATS, order_of
-from .lowering import F32, copy, emit, threads_for
-from .products import described
-from .softmaxes import COST
+from .expressions import compute
+from .lowering import copy
 from .sums import Sum
 from .table import Invalid, Site, gradient, kernel, training, worst
 from .values import FINITE, NAN, REACHED, Bound, Value, last_order, strides_of
@@ -114,143 +114,127 @@ def _blocks(x: Value) -> tuple[int, int, int]:
     return x.size // (x.shape[1] * inner), x.shape[1], inner
 
 
-def _walked(x: Value) -> tuple[bool, Order]:
-    """Whether rows of classes are computed as they are, and the memory order in which the scores are computed."""
+def _walked(x: Value) -> Order:
+    """The memory order in which NumPy computes scores."""
     last = x.channels_last if x.ndim > 2 else x.contiguous
     if last and x.shape[1] >= WIDE:
-        return True, last_order(x.ndim)
+        return last_order(x.ndim)
     if x.contiguous and x.ndim > 2 and x.size >= INNER * x.shape[0] * x.shape[1]:
-        return False, None
-    return False, [1, 0, *range(2, x.ndim)]
+        return None
+    return [1, 0, *range(2, x.ndim)]
 
 
-class SoftmaxLoss:
-    """The steps of a SoftmaxCrossEntropyLoss.
+SoftmaxLoss = tuple[Value, Value | None, Value | None, Targets]
+"""The loss, the logarithm of the softmax if it is an output, the softmax if it is needed, and the targets."""
 
-    Args:
-        site: the place.
-        x: the scores.
-        labels: the targets.
-        weights: of the classes.
-    """
 
-    def __init__(self, site: Site, x: Value, labels: Value, weights: Value | None) -> None:
-        site.require(x.ndim > 1 and x.size, "the scores are empty, or have no axis of classes")
-        self.site, self.x = site, x
-        self.log_wanted = len(site.outputs) > 1 and site.outputs[1]
-        self.wide, order = _walked(x)
-        if site.reusable(0) and not self.log_wanted and order_of(x) == (order or list(range(x.ndim))):
-            self.p = x.view(x.shape, strides_of(x.shape, x.dtype.itemsize, order))
-        else:
-            self.p = site.new(x.shape, x.dtype, order)
-        self.p.finiteness, self.p.low = FINITE if x.finiteness == FINITE or x.low == REACHED else NAN, 0
-        self.log = site.new(x.shape, x.dtype, order) if self.log_wanted else None
-        if self.log is not None and x.finiteness != FINITE:
-            self.log.finiteness = NAN
-        self.targets = Targets(site, x, labels, weights, self.p.steps)
-        self.loss = self.targets.loss(site, x)
-        self.largest, self.each = (site.new(labels.shape, x.dtype) for _ in range(2))
+def _by_machine(site: Site, x: Value, labels: Value, weights: Value | None, trains: bool) -> SoftmaxLoss:
+    """The rows by machine code, in the order of the scores in memory."""
+    site.require(not available(), available())
+    order = order_of(x)
+    orders = (list(range(x.ndim)), last_order(x.ndim), [1, 0, *range(2, x.ndim)])
+    site.require(x.ndim > 1 and x.size and order in orders, "the scores are empty, or in another order in memory")
+    held = Targets(site, x, labels, weights, x.steps)
+    loss, each = held.loss(site, x), site.new(labels.shape, x.dtype)
+    first = (each, held.places) if held.equal else (each, held.places, held.factors)
+    site.emit(
+        lambda: [(held.find, ()), (_flat(x).take, (held.places.array, None, each.array, "clip"))],
+        reads=(x, labels, weights), writes=first, kernel="numpy.targets",
+    )  # fmt: skip
+    rows = ExpressionTrace()
+    scores = rows.input(x.dtype, x.shape)
+    top = scores.max(1, keepdims=True)
+    shifted = scores - top
+    powers = np.exp(shifted)
+    total = powers.sum(1, keepdims=True)
+    log = np.log(total)
+    results = [top, log, *[shifted - log] * _is_log_wanted(site), *[powers / total] * trains]
+    made = compute(site, [r.term for r in results], [x], "loss", lambda v: site.reusable(0), engine="machine")
+    largest, sums = (v.view(labels.shape, (v.strides[0], *v.strides[2:])) for v in made[:2])
 
-    def emit(self) -> None:
-        """Add the steps."""
-        x = self.x
-        finite = x.finiteness == FINITE or (x.low and x.finiteness != NAN)
-        if self.wide and x.dtype == F32 and finite and dnn.library() is not None:
-            self._by_softmax()
-        else:
-            self._by_numpy()
+    def bind() -> Bound:
+        chosen = each.array
+        calls = [(np.subtract, (largest.array, chosen, chosen)), (np.add, (chosen, sums.array, chosen))]
+        return [*calls, (held.reduce, (chosen, loss.array))]
 
-    @property
-    def _reads(self) -> tuple[Value | None, ...]:
-        held = self.targets
-        return self.x, held.labels, held.weights
+    site.emit(bind, reads=(labels, *first, largest, sums), writes=(loss, each), kernel="numpy.loss")
+    p = made[-1] if trains else None
+    if p is not None and x.low == REACHED:
+        p.finiteness = FINITE
+    return loss, made[2] if _is_log_wanted(site) else None, p, held
 
-    @property
-    def _writes(self) -> tuple[Value, ...]:
-        held = self.targets
-        found = (self.p, self.log, self.loss, self.largest, self.each, held.places, None if held.equal else held.factors)
-        return tuple(v for v in found if v is not None)
 
-    def _by_softmax(self) -> None:
-        """OneDNN's softmax, whose largest element in a row is 1 over the sum of exponentials."""
-        site, x, p, held, log = self.site, self.x, self.p, self.targets, self.log
-        largest, each, loss = self.largest, self.each, self.loss
-        rows = (x.size // x.shape[1], x.shape[1])
-        strides = (x.shape[1] * F32.itemsize, F32.itemsize)
-        source, target = x.view(rows, strides), p.view(rows, strides)
-        top = site.new((rows[0],), F32)
-        site.needs_finite()
+def _is_log_wanted(site: Site) -> bool:
+    return len(site.outputs) > 1 and site.outputs[1]
 
-        def choose() -> Bound:
-            most, chosen, all_scores = largest.array.reshape(-1), each.array, _flat(x)
-            calls: list[Any] = [(held.find, ()), (all_scores.take, (held.places.array, None, chosen, "clip"))]
-            return [*calls, (np.maximum.reduce, (source.array, 1, None, most)), (np.subtract, (largest.array, chosen, chosen))]
 
-        first = (largest, each, held.places) if held.equal else (largest, each, held.places, held.factors)
-        site.emit(choose, reads=self._reads, writes=first, kernel="numpy.targets")
-        md, into = described(source), described(target)
-        with threads_for(COST * x.size):
-            primitive = dnn.softmax(md, into, axis=1)
-        emit(site, primitive, {dnn.args.SRC: (md, source), dnn.args.DST: (into, target)}, (target,), "softmax of a loss")
+def _by_numpy(site: Site, x: Value, labels: Value, weights: Value | None) -> SoftmaxLoss:
+    """The definition's functions, in the same order."""
+    site.require(x.ndim > 1 and x.size, "the scores are empty, or have no axis of classes")
+    order = _walked(x)
+    if site.reusable(0) and not _is_log_wanted(site) and order_of(x) == (order or list(range(x.ndim))):
+        p = x.view(x.shape, strides_of(x.shape, x.dtype.itemsize, order))
+    else:
+        p = site.new(x.shape, x.dtype, order)
+    p.finiteness, p.low = FINITE if x.finiteness == FINITE or x.low == REACHED else NAN, 0
+    log = site.new(x.shape, x.dtype, order) if _is_log_wanted(site) else None
+    if log is not None and x.finiteness != FINITE:
+        log.finiteness = NAN
+    held = Targets(site, x, labels, weights, p.steps)
+    loss = held.loss(site, x)
+    largest, each = (site.new(labels.shape, x.dtype) for _ in range(2))
+    if p.buffer is not x.buffer:
+        copy(site, x, p)
+    outer, _, inner = blocks = _blocks(p)
+    total = Sum(blocks, strides_of(blocks, p.dtype.itemsize), p.dtype, (1,))
+    scratch = total.scratch(site)
 
-        def finish() -> Bound:
-            chosen = each.array
-            most = top.array
-            calls: list[Any] = [(np.maximum.reduce, (target.array, 1, None, most)), (np.log, (most, most))]
-            if log is not None:
-                wide = log.view(rows, strides).array
-                calls.append((np.subtract, (source.array, largest.array.reshape(-1, 1), wide)))
-                calls.append((np.add, (wide, most.reshape(-1, 1), wide)))
-            calls.append((np.subtract, (chosen, most.reshape(chosen.shape), chosen)))
-            return [*calls, (held.reduce, (chosen, loss.array))]
+    def bind() -> Bound:
+        z, most, chosen = _flat(p).reshape(blocks), largest.array.reshape(outer, 1, inner), each.array
+        calls: list[Any] = [
+            (held.find, ()), (np.maximum.reduce, (z, 1, None, most, True)), (np.subtract, (z, most, z)),
+            (_flat(p).take, (held.places.array, None, chosen, "clip")),
+        ]  # fmt: skip
+        if log is not None:
+            calls.append((np.copyto, (_flat(log), _flat(p))))
+        calls += [(np.exp, (z, z)), *total.calls(z, most.reshape(outer, inner), scratch)]
+        calls += [(np.divide, (z, most, z)), (np.log, (most, most))]
+        if log is not None:
+            wide = _flat(log).reshape(blocks)
+            calls.append((np.subtract, (wide, most, wide)))
+        calls += [(np.subtract, (largest.array, chosen, chosen)), (held.reduce, (chosen, loss.array))]
+        return calls
 
-        site.emit(finish, reads=(*self._reads, *first, target), writes=(*self._writes, top), kernel="numpy.loss")
+    found = (p, log, loss, largest, each, held.places, None if held.equal else held.factors)
+    writes = tuple(v for v in found if v is not None)
+    site.emit(bind, reads=(x, labels, weights, p), writes=writes, kernel="numpy.loss", scratch=scratch)
+    return loss, log, p, held
 
-    def _by_numpy(self) -> None:
-        """The definition's functions, in the same order."""
-        site, x, p, held, log = self.site, self.x, self.p, self.targets, self.log
-        largest, each, loss = self.largest, self.each, self.loss
-        if p.buffer is not x.buffer:
-            copy(site, x, p)
-        outer, _, inner = blocks = _blocks(p)
-        total = Sum(blocks, strides_of(blocks, p.dtype.itemsize), p.dtype, (1,))
-        scratch = total.scratch(site)
 
-        def bind() -> Bound:
-            z, most, chosen = _flat(p).reshape(blocks), largest.array.reshape(outer, 1, inner), each.array
-            calls: list[Any] = [
-                (held.find, ()), (np.maximum.reduce, (z, 1, None, most, True)), (np.subtract, (z, most, z)),
-                (_flat(p).take, (held.places.array, None, chosen, "clip")),
-            ]  # fmt: skip
-            if log is not None:
-                calls.append((np.copyto, (_flat(log), _flat(p))))
-            calls += [(np.exp, (z, z)), *total.calls(z, most.reshape(outer, inner), scratch)]
-            calls += [(np.divide, (z, most, z)), (np.log, (most, most))]
-            if log is not None:
-                wide = _flat(log).reshape(blocks)
-                calls.append((np.subtract, (wide, most, wide)))
-            calls += [(np.subtract, (largest.array, chosen, chosen)), (held.reduce, (chosen, loss.array))]
-            return calls
-
-        site.emit(bind, reads=(*self._reads, p), writes=self._writes, kernel="numpy.loss", scratch=scratch)
+@kernel("SoftmaxCrossEntropyLoss", 12, 13, on="machine")
+def machine_loss(site: Site, x: Value, labels: Value, weights: Value | None = None) -> tuple[Value | None, ...]:
+    """The loss, and the logarithm of the softmax if it is an output."""
+    return _by_machine(site, x, labels, weights, False)[:2]
 
 
 @kernel("SoftmaxCrossEntropyLoss", 12, 13, on="numpy")
-def softmax_cross_entropy_loss(site: Site, x: Value, labels: Value, weights: Value | None = None) -> tuple[Value | None, ...]:
+def numpy_loss(site: Site, x: Value, labels: Value, weights: Value | None = None) -> tuple[Value | None, ...]:
     """The loss, and the logarithm of the softmax if it is an output."""
-    made = SoftmaxLoss(site, x, labels, weights)
-    made.emit()
-    return made.loss, made.log
+    return _by_numpy(site, x, labels, weights)[:2]
+
+
+@training("SoftmaxCrossEntropyLoss", 12, 13, on="machine")
+def machine_loss_training(site: Site, x: Value, labels: Value, weights: Value | None = None) -> tuple[Value | None, ...]:
+    """The loss, and the softmax, the places of the targets and their factors for the gradient."""
+    *results, held = _by_machine(site, x, labels, weights, True)
+    return (*results, held.places, held.factors)
 
 
 @training("SoftmaxCrossEntropyLoss", 12, 13, on="numpy")
-def softmax_cross_entropy_loss_training(
-    site: Site, x: Value, labels: Value, weights: Value | None = None
-) -> tuple[Value | None, ...]:
+def numpy_loss_training(site: Site, x: Value, labels: Value, weights: Value | None = None) -> tuple[Value | None, ...]:
     """The loss, and the softmax, the places of the targets and their factors for the gradient."""
-    made = SoftmaxLoss(site, x, labels, weights)
-    made.emit()
-    return made.loss, made.log, made.p, made.targets.places, made.targets.factors
+    *results, held = _by_numpy(site, x, labels, weights)
+    return (*results, held.places, held.factors)
 
 
 def _takes_scores(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:

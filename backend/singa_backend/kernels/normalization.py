@@ -10,7 +10,7 @@ import numpy as np
 
 from . import onednn as dnn
 from .lowering import F32, channels_last, dense_desc, derived, desc, emit, moves_of, require_plain, threads_for
-from .moments import GIVEN, LONG, emit_moments, joined, tiled
+from .moments import GIVEN, emit_moments, joined, tiled
 from .onednn import MemoryDesc
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
@@ -66,29 +66,6 @@ def lrn(site: Site, x: Value) -> Value:
     positive = a["alpha"] >= 0 and a["bias"] > 0
     y = site.new(x.shape, x.dtype, order, FINITE if x.finiteness == FINITE and positive else NAN)
     emit(site, made, {dnn.args.SRC: (md, x), dnn.args.DST: (md, y)}, (y,))
-    return y
-
-
-@kernel("InstanceNormalization", 1, 6, 22, on="onednn")
-def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
-    """A normalization of each channel of each sample: a batch normalization of batches of one, with a Relu that follows."""
-    require_channels(site, x, scale, b)
-    if math.prod(x.shape[2:]) >= LONG:
-        return _with_relu(site, x, scale, b, x.shape[1], "instance_normalization")
-    epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
-    relu = _takes_relu(site, finiteness)
-    md = sample_desc(x)
-    with threads_for(x.size * 8):
-        made = dnn.batch_normalization(
-            md, md, epsilon=epsilon, flags=dnn.USE_SCALE | dnn.USE_SHIFT | (dnn.FUSE_NORM_RELU if relu else 0)
-        )
-    site.absorb(int(relu))
-    x = channels_last(site, x)
-    y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
-    arguments = {
-        dnn.args.SRC: (md, x), dnn.args.DST: (md, y), dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)
-    }  # fmt: skip
-    emit(site, made, arguments, (y,), "instance_normalization", moves_of_samples(x, (dnn.args.SRC, dnn.args.DST)))
     return y
 
 

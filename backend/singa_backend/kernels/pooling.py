@@ -90,7 +90,7 @@ def average_pool_sums(site: Site, x: Value) -> Value:
     for count, k, stride in zip(at.counts, at.kernel, x.strides[2:], strict=True):
         shape += [count, k]
         strides += [k * stride, stride]
-    return reduced(site, x.view(shape, strides), tuple(range(3, len(shape), 2)), False, np.add, nan_of_infinite, None, divided)
+    return reduced(site, x.view(shape, strides), tuple(range(3, len(shape), 2)), False, np.add, nan_of_infinite, divided)
 
 
 def average_algorithm(site: Site, at: Windows) -> str:
@@ -123,7 +123,7 @@ def global_average_pool(site: Site, x: Value) -> Value:
 def global_average_pool_sums(site: Site, x: Value) -> Value:
     """The average of each channel, by sums in stages."""
     site.require(x.dtype in FLOATS and x.ndim > 2, "elements of other types, or no spatial axes")
-    return reduced(site, x, tuple(range(2, x.ndim)), True, np.add, nan_of_infinite, None, divided)
+    return reduced(site, x, tuple(range(2, x.ndim)), True, np.add, nan_of_infinite, divided)
 
 
 @kernel("GlobalMaxPool", 1, 22, on="onednn")

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 
 from ..devices.sums import Running
-from .elementwise import BOOL, FLOATS, NUMBERS, Rule, add_kernel, generates, nan_of_infinite, number, order_of, same
+from .elementwise import BOOL, FLOATS, NUMBERS, Rule, add_kernel, nan_of_infinite, number, order_of, same
 from .movement import axis_in
 from .sums import Sum
 from .table import Site, kernel
 from .values import FINITE, Bound, Value, strides_of
 from .views import axes_in, ints
 
-Before = Callable[[Any, Any], tuple[Callable[..., Any], tuple[Any, ...]]]
-"""Called with the input and a temporary array; returns the call that writes the elements to reduce."""
-
 ATTRIBUTE = (1, 11, 13)
-INPUT = (18,)
+"""The versions whose axes are an attribute."""
 
 
 def _axes(site: Site, x: Value, given: Value | None) -> tuple[int, ...]:
@@ -39,7 +36,6 @@ def reduced(
     keep: bool,
     function: Any,
     rule: Rule,
-    before: Before | None = None,
     after: Callable[[Any, int], Bound] | None = None,
 ) -> Value:
     """Emit a reduction.
@@ -51,15 +47,13 @@ def reduced(
         keep: whether they are kept with size 1.
         function: the ufunc that reduces.
         rule: the finiteness of the result.
-        before: applied to each element first.
         after: the calls that follow, on the result, with the number of elements that make one.
     """
     site.require(x.size, "the input is empty")
     adds, order = function is np.add, order_of(x)
     dense = strides_of(x.shape, x.dtype.itemsize, order)
     total = Sum(x.shape, dense, x.dtype, axes)
-    if order is None and before is None and adds and total.nbytes:
-        before = _copied  # without gaps it is summed in stages
+    copies = order is None and adds and total.nbytes  # without gaps it is summed in stages
     shape = [1 if i in axes else d for i, d in enumerate(x.shape) if keep or i not in axes]
     places = [a if keep else a - sum(b < a for b in axes) for a in total.kept]
     layout = None if places == sorted(places) or not adds else [*places, *(a for a in axes if keep)]
@@ -67,16 +61,15 @@ def reduced(
     rest = [a for a in range(x.ndim) if a not in axes]
     bare = y.view([x.shape[a] for a in rest], [y.strides[a] for a in (rest if keep else range(len(rest)))])
     count = math.prod(x.shape[a] for a in axes)
-    copied = x.nbytes if before is not None else 0
+    copied = x.nbytes if copies else 0
     scratch = total.scratch(site, copied)
 
     def bind() -> Bound:
-        source, calls = x.array, []
-        if before is not None:
+        source, calls = x.array, list[Any]()
+        if copies:
             assert scratch is not None
-            temporary = np.ndarray(x.shape, x.dtype, scratch.memory, 0, dense)
-            calls.append(before(source, temporary))
-            source = temporary
+            source = np.ndarray(x.shape, x.dtype, scratch.memory, 0, dense)
+            calls.append((np.copyto, (source, x.array)))
         if adds:
             calls += total.calls(source, bare.array, scratch, copied)
         else:
@@ -87,87 +80,34 @@ def reduced(
     return y
 
 
-def _copied(x: Any, t: Any) -> Any:
-    return np.copyto, (t, x)
-
-
-def _absolute(x: Any, t: Any) -> Any:
-    return np.absolute, (x, t)
-
-
-def _square(x: Any, t: Any) -> Any:
-    return np.multiply, (x, x, t)
-
-
 def divided(y: Any, count: int) -> Bound:
     """The call that divides a sum by the number of its terms."""
     return [(np.divide, (y, number(count, y.dtype), y))]
 
 
-def _root(y: Any, count: int) -> Bound:
-    return [(np.sqrt, (y, y))]
-
-
-def _logarithm(y: Any, count: int) -> Bound:
-    return [(np.log, (y, y))]
-
-
-_Row = tuple[Sequence[int], Sequence[int], Any, frozenset[np.dtype[Any]], Rule, Before | None, Callable[[Any, int], Bound] | None]
-
-KINDS: dict[str, _Row] = {  # versions with the axes as an attribute, and as an input
-    "ReduceSum": ((1, 11), (13,), np.add, NUMBERS, nan_of_infinite, None, None),
-    "ReduceMean": (ATTRIBUTE, INPUT, np.add, FLOATS, nan_of_infinite, None, divided),
-    "ReduceProd": (ATTRIBUTE, INPUT, np.multiply, NUMBERS, nan_of_infinite, None, None),
-    "ReduceMax": ((1, 11, 12, 13), (18, 20), np.maximum, NUMBERS | {BOOL}, same, None, None),
-    "ReduceMin": ((1, 11, 12, 13), (18, 20), np.minimum, NUMBERS | {BOOL}, same, None, None),
-    "ReduceL1": (ATTRIBUTE, INPUT, np.add, NUMBERS, same, _absolute, None),
-    "ReduceL2": (ATTRIBUTE, INPUT, np.add, FLOATS, same, _square, _root),
-    "ReduceSumSquare": (ATTRIBUTE, INPUT, np.add, NUMBERS, same, _square, None),
-    "ReduceLogSum": (ATTRIBUTE, (18, 28), np.add, FLOATS, generates, None, _logarithm),
+KINDS: dict[str, tuple[Sequence[int], Any, frozenset[np.dtype[Any]], Rule]] = {
+    "ReduceSum": ((1, 11, 13), np.add, NUMBERS, nan_of_infinite),
+    "ReduceMean": ((*ATTRIBUTE, 18), np.add, FLOATS, nan_of_infinite),
+    "ReduceProd": ((*ATTRIBUTE, 18), np.multiply, NUMBERS, nan_of_infinite),
+    "ReduceMax": ((1, 11, 12, 13, 18, 20), np.maximum, NUMBERS | {BOOL}, same),
+    "ReduceMin": ((1, 11, 12, 13, 18, 20), np.minimum, NUMBERS | {BOOL}, same),
 }
+"""The versions, the function, the dtypes, and the finiteness of the result."""
 
 
 def _kernel(name: str) -> Callable[..., Value]:
-    _, _, function, accepted, rule, before, after = KINDS[name]
+    _, function, accepted, rule = KINDS[name]
 
     def body(site: Site, x: Value, axes: Value | None = None) -> Value:
         site.require(x.dtype in accepted, f"elements of {x.dtype}")
-        return reduced(site, x, _axes(site, x, axes), bool(site.attributes["keepdims"]), function, rule, before, after)
+        after = divided if name == "ReduceMean" else None
+        return reduced(site, x, _axes(site, x, axes), bool(site.attributes["keepdims"]), function, rule, after)
 
     return body
 
 
 for _name, _row in KINDS.items():
-    add_kernel(_name, (*_row[0], *_row[1]), _kernel(_name))
-
-
-def _arg(site: Site, x: Value, which: str) -> Value:
-    site.require(x.dtype in NUMBERS and x.size, f"elements of {x.dtype}")
-    axis = axis_in(site, site.attributes["axis"], x.ndim)
-    keep, last = site.attributes["keepdims"], site.attributes.get("select_last_index", 0)
-    rest = (*x.shape[:axis], *x.shape[axis + 1 :])
-    y = site.new((*x.shape[:axis], *[1] * bool(keep), *x.shape[axis + 1 :]), np.int64, finiteness=FINITE)
-    bare = y.view(rest, strides_of(rest, 8))
-
-    def bind() -> Bound:
-        source = np.flip(x.array, axis) if last else x.array
-        calls: list[Any] = [(getattr(source, which), (axis, bare.array))]
-        if last:
-            calls.append((np.subtract, (np.array(x.shape[axis] - 1), bare.array, bare.array)))
-        return calls
-
-    site.emit(bind, reads=(x,), writes=(y,), kernel=f"numpy.{which}")
-    return y
-
-
-@kernel("ArgMax", 1, 11, 12, 13, on="numpy")
-def arg_max(site: Site, x: Value) -> Value:
-    return _arg(site, x, "argmax")
-
-
-@kernel("ArgMin", 1, 11, 12, 13, on="numpy")
-def arg_min(site: Site, x: Value) -> Value:
-    return _arg(site, x, "argmin")
+    add_kernel(_name, _row[0], _kernel(_name))
 
 
 @kernel("CumSum", 11, 14, on="numpy")

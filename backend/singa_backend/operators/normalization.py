@@ -73,7 +73,7 @@ def _batch_norm(
     if not training:
         return (xp.standardized(x, m, v, epsilon, scale, b),)
     y, now_mean, now_var = xp.batch_normalized(x, axes, epsilon, scale, b)
-    now_mean, now_var = now_mean[0], now_var[0]
+    now_mean, now_var = (s.reshape(s.shape[1:]) for s in (now_mean, now_var))
     new_mean, new_var = (xp.blended(old, now, momentum) for old, now in ((m, now_mean), (v, now_var)))
     shape = mean.shape if spatial else x.shape[1:]
     return y, *(s.reshape(shape) for s in (new_mean, new_var, now_mean, now_var))

@@ -97,8 +97,7 @@ def _arg(xp: Xp, x: Array, pick: str, axis: int, keepdims: int, last: int) -> Ar
     axis = axis_of(axis, x.ndim)
     if x.shape[axis] == 0:
         raise OperatorError(f"axis {axis} must not be empty, got shape {x.shape}", code="SX404")
-    i = getattr(xp, pick)(xp.flip(x, axis) if last else x, axis=axis)
-    i = x.shape[axis] - 1 - i if last else i
+    i = xp.place_of(x, pick, axis, bool(last))
     return xp.expand_dims(i, axis) if keepdims else i
 
 
@@ -114,7 +113,7 @@ def _arg_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
 
 @operator("ArgMax", 1, 11, 12, 13)
 def arg_max(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
-    return _arg(xp, x, "argmax", axis, keepdims, select_last_index)
+    return _arg(xp, x, "max", axis, keepdims, select_last_index)
 
 
 arg_max.flops(each_input(1))
@@ -123,7 +122,7 @@ arg_max.shapes(_arg_shapes)
 
 @operator("ArgMin", 1, 11, 12, 13)
 def arg_min(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
-    return _arg(xp, x, "argmin", axis, keepdims, select_last_index)
+    return _arg(xp, x, "min", axis, keepdims, select_last_index)
 
 
 arg_min.flops(each_input(1))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..elementwise.compile import available
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
+from ..kernels.rows import reduces
 from ..kernels.table import table
 from ..proto.schemas import SINGA_DOMAIN
 from .flat import has_kernel_only
@@ -69,8 +70,13 @@ def is_elementwise(call: ir.Node) -> bool:
     return len(call.results) == 1 and not has_kernel_only(call) and any(has_trait(call.domain, call.op_type, t) for t in traits)
 
 
+def is_expression(call: ir.Node) -> bool:
+    """Whether a call may be a part of an expression that reduces axes."""
+    return is_elementwise(call) or (reduces(call.domain, call.op_type) and len(call.results) == 1 and not has_kernel_only(call))
+
+
 def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -> list[tuple[ir.Node, ...]]:
-    """Join groups of elementwise calls: one whose results only another one reads takes its place.
+    """Join groups of expressions: one whose results only another one reads takes its place.
 
     Args:
         groups: chains, each in the place of its last call.
@@ -79,12 +85,8 @@ def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -
     Returns:
         The groups in order.
     """
-    plain = [all(map(is_elementwise, g)) for g in groups]
-    of = {call: at for at, g in enumerate(groups) for call in g}
-    readers: dict[ir.Value, set[int]] = {v: {-1} for v in outputs}
-    for call, at in of.items():
-        for i in call.reads:
-            readers.setdefault(i, set()).add(at)
+    plain = [all(map(is_expression, g)) for g in groups]
+    readers = _readers(groups, outputs)
     found: list[list[ir.Node]] = [list(g) for g in groups]
     place = list(range(len(groups)))  # of each group, that of the one that it has joined
 
@@ -94,6 +96,17 @@ def joined(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -
         if into >= 0 and plain[at] and plain[into] and len(found[at]) + len(found[into]) <= WIDEST:
             found[into], found[at], place[at] = [*found[at], *found[into]], [], into
     return [tuple(g) for g in found if g]
+
+
+def _readers(groups: Sequence[tuple[ir.Node, ...]], outputs: Iterable[ir.Value]) -> dict[ir.Value, set[int]]:
+    """The groups that read each value; -1 is what must not compute it itself."""
+    readers: dict[ir.Value, set[int]] = {v: {-1} for v in outputs}
+    for at, group in enumerate(groups):
+        for call in group:
+            for n, i in enumerate(call.reads):
+                whole = n == 0 or not reduces(call.domain, call.op_type)  # a scale is not computed once for each row
+                readers.setdefault(i, set()).update([at] if whole else [at, -1])
+    return readers
 
 
 def is_binary(call: ir.Node) -> bool:

@@ -138,8 +138,9 @@ class Opener(Chooser):
         cells = [None if o is None else Cell() for o in call.outputs]
         product = OpenProduct() if call.is_("MatMul") and onednn.library() is not None else None
         captured = self._captured(call)
-        made = DefinitionStep(self.state, call, self._values(call), captured, None, product, [*cells])
-        self._record(PlanStep(made.bind, (), (), "definition", call.origins, ("its shapes differ between runs",)))
+        values = self._values(call)
+        made = DefinitionStep(self.state, call, values, captured, None, product, [*cells])
+        self._record(PlanStep(made.bind, _placed(values), (), "definition", call.origins, ("its shapes differ between runs",)))
         for function, arguments in made.bind():
             function(*arguments)
         self._set_cells(call, cells)
@@ -185,7 +186,7 @@ class Opener(Chooser):
             return [(run, ())]
 
         origins = call.origins
-        self._record(PlanStep(bind, (), (), "definition", origins, ("the caches grow in place",)))
+        self._record(PlanStep(bind, _placed(entries), (), "definition", origins, ("the caches grow in place",)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, targets)
@@ -208,7 +209,7 @@ class Opener(Chooser):
 
             return [(run, ())]
 
-        self._record(PlanStep(bind, (), (), "numpy.copyto", call.origins, ("grows in place",)))
+        self._record(PlanStep(bind, _placed(rest), (), "numpy.copyto", call.origins, ("grows in place",)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, [target])
@@ -249,11 +250,16 @@ class Opener(Chooser):
 
         origins = call.origins
         note = "the caches are buffers, which are copied" if buffers else "the caches grow in place"
-        self._record(PlanStep(bind, (), (), "numpy.group_query", origins, (note,)))
+        self._record(PlanStep(bind, _placed(entries), (), "numpy.group_query", origins, (note,)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, targets)
         self.budget.left += 1  # the visitor has counted it
+
+
+def _placed(entries: Sequence[Entry | None]) -> tuple[Value, ...]:
+    """The entries that have a place in memory; that of an output which is not copied differs between runs."""
+    return tuple(e for e in entries if isinstance(e, Value))
 
 
 def attends(call: ir.Node) -> bool:

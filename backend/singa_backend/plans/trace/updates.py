@@ -1,4 +1,4 @@
-"""Updates in a trace: one step computes the elementwise calls whose results are outputs, or the chains that they form do."""
+"""Updates in a trace: one step computes the calls of an expression whose results are outputs, or the chains that they form do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...kernels.expressions import ExpressionCall, compute, trace
 from ...kernels.frames import MISSING
 from ...kernels.table import Kernel, Refused
 from ...kernels.values import Value
-from ..chains import chains, is_elementwise
+from ..chains import chains, is_elementwise, is_expression
 from .choose import TraceSite
 from .place import Placer
 
@@ -24,7 +24,7 @@ class Updater(Placer):
     """Traces groups of elementwise calls, and updates."""
 
     def _group(self, group: tuple[ir.Node, ...], label: str = "") -> None:
-        """Compute a chain of calls, or elementwise calls of which the last one or others return the results.
+        """Compute a chain of calls, or calls of an expression of which the last one or others return the results.
 
         Args:
             group: the calls.
@@ -32,7 +32,7 @@ class Updater(Placer):
         """
         self.ahead = 0
         joins = not available() or label
-        if len(group) == 1 or self.options.level < 2 or not joins or not all(map(is_elementwise, group)):
+        if len(group) == 1 or self.options.level < 2 or not joins or not all(map(is_expression, group)):
             super()._group(group)
             return
         positions: dict[ir.Value, int] = {}
@@ -53,8 +53,17 @@ class Updater(Placer):
             operations.append(ExpressionCall(call.operator, call.attributes, tuple(operands)))
             rest.append(call)
         if rest and not (known and self._as_one_step(rest, operations, positions, label)):
-            for chain in chains(rest, self._results(rest)):
-                super()._group(chain)
+            self._in_parts(tuple(rest))
+
+    def _in_parts(self, calls: tuple[ir.Node, ...]) -> None:
+        """Compute what is elementwise before the first reduction, and the rest; or chains."""
+        plain = [*map(is_elementwise, calls), False].index(False)
+        if 0 < plain < len(calls) and not self.ahead:
+            self._group(calls[:plain])
+            self._group(calls[plain:])
+            return
+        for chain in chains(calls, self._results(calls)):
+            super()._group(chain)
 
     def _results(self, calls: Sequence[ir.Node]) -> list[ir.Value]:
         """The results of calls that others read."""
