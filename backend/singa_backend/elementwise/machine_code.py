@@ -58,7 +58,7 @@ class MachineCode:
         k = self._kernel.builder
         self._kernel.claims()
         work = k.function(f"internal void @{self.name}.work(ptr %frame) noinline nounwind")
-        return work + _ENTRY.format(name=self.name) + "\n".join(sorted(k.declared)) + METADATA
+        return work + ENTRY.format(name=self.name) + "\n".join(sorted(k.declared)) + METADATA
 
 
 def emit(name: str, results: Sequence[Term], classes: Mapping[int, str]) -> MachineCode:
@@ -75,7 +75,7 @@ def emit(name: str, results: Sequence[Term], classes: Mapping[int, str]) -> Mach
     return MachineCode(name, _Kernel(tuple(results), classes))
 
 
-_ENTRY = """define void @{name}(ptr %frame) nounwind {{
+ENTRY = """define void @{name}(ptr %frame) nounwind {{
   store i64 0, ptr %frame
   %p1 = getelementptr i64, ptr %frame, i64 1
   %threads = load i64, ptr %p1
