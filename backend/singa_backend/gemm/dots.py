@@ -134,7 +134,7 @@ class Signed(Dots):
 
     def __init__(self, code: Code, bits: int) -> None:
         super().__init__(code, bits)
-        self.middle = 128 if bits == 8 else 0
+        self.middle = 1 << bits - 1
 
     def spread(self, pointer: str) -> str:
         """Four bytes of a row, for all columns of a part."""
@@ -142,8 +142,9 @@ class Signed(Dots):
 
     def columns(self, words: Vector) -> list[tuple[str, str]]:
         """The bytes of the columns of each part, and what else `add` needs of them."""
-        words = words ^ 0x80808080 if self.bits == 8 else words
-        return [(self.code.raw(f"sext <16 x i8> {b} to <16 x i32>"), "") for b in self._split(words)]
+        k = self.code
+        parts = [k.raw(f"sub <16 x i8> {b}, splat (i8 {self.middle - 256 * (self.bits == 8)})") for b in self._split(words)]
+        return [(k.raw(f"sext <16 x i8> {b} to <16 x i32>"), "") for b in parts]
 
     def _added(self, total: str, column: tuple[str, str], row: str) -> str:
         k, name = self.code, "llvm.vector.partial.reduce.add.v4i32.v16i32"
