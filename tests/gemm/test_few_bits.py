@@ -22,8 +22,8 @@ from singa_backend.elementwise import compile as machine
 from singa_backend.elementwise.compile import LEVELS, available, level, target
 from singa_backend.gemm import few_bits as code
 from singa_backend.gemm.dots import DOTS
-from singa_backend.gemm.few_bits import HEIGHT, PANEL, Kind
-from singa_backend.gemm.frame import Function
+from singa_backend.gemm.few_bits import HEIGHT, PANEL, FewBitsKind
+from singa_backend.gemm.frame import FrameFunction
 from singa_backend.kernels import onednn
 from singa_backend.kernels.few_bits_packing import Blocks, pack, signed
 from singa_backend.kernels.rounding import NONE, rounding
@@ -422,7 +422,7 @@ def test_codes_of_blocks_with_parts_of_rows_run_by_the_definition() -> None:
 class Frame:
     """A call of a function; its arrays end at pages that may not be read, if they are given so."""
 
-    def __init__(self, function: Function, sizes: dict[str, int], arrays: dict[str, np.ndarray], threads: int = 1) -> None:
+    def __init__(self, function: FrameFunction, sizes: dict[str, int], arrays: dict[str, np.ndarray], threads: int = 1) -> None:
         layout, self.arrays = function.layout, arrays
         numbers = [0, threads, gomp() if threads > 1 else 0, 1, *(sizes[n] for n in layout.numbers)]
         self.frame = np.array([*numbers, *(arrays[p].ctypes.data if p in arrays else 0 for p in layout.pointers)], np.int64)
@@ -460,7 +460,7 @@ def test_functions_stay_in_their_arrays(limited: str, ended: Any, bits: int, blo
         given, x = drawn(n, k, bits=bits, block=block, zeros=zeros, seed=m), rows(m, k)
         exact = x.astype(np.float64) @ weights(n, k, given, bits, block).T
         for rounds in (False, True):
-            kind = Kind(bits, min(block, 32), zeros, limited)
+            kind = FewBitsKind(bits, min(block, 32), zeros, limited)
             form = pack(given["b"], given["scales"], given.get("zeros"), bits, block, (lambda b: b) if rounds else signed(bits))
             blocks = form.scales.shape[1]
             left = np.zeros((m, blocks * block), np.int8 if rounds else np.float32)
@@ -497,7 +497,7 @@ def test_rows_are_rounded_to_the_nearest_integers() -> None:
     np.testing.assert_array_equal(arrays["scales"], scales)
 
 
-def assembly(function: Function, name: str, more: str = "") -> str:
+def assembly(function: FrameFunction, name: str, more: str = "") -> str:
     """The instructions of a function for a level."""
     triple, cpu, features = LEVELS[name]
     target(name)
@@ -523,7 +523,7 @@ def assembly(function: Function, name: str, more: str = "") -> str:
 def test_products_of_integers_are_the_instructions_of_a_processor(
     name: str, more: str, bits: int, instructions: tuple[str, ...]
 ) -> None:
-    text = assembly(code.integers(Kind(bits, 32, "bytes", name)), name, more)
+    text = assembly(code.integers(FewBitsKind(bits, 32, "bytes", name)), name, more)
     assert all(i in text for i in instructions)
     assert ("zmm" in text) == (name == "vnni")
 
@@ -533,7 +533,7 @@ def test_every_level_has_objects(name: str) -> None:
     """They refer to nothing but themselves."""
     for bits in (2, 4, 8):
         for zeros in ("", "floats"):
-            kind = Kind(bits, 16, zeros, name)
+            kind = FewBitsKind(bits, 16, zeros, name)
             for function in (
                 code.rounding(kind.values),
                 code.copying(),
@@ -542,7 +542,7 @@ def test_every_level_has_objects(name: str) -> None:
                 code.panels(kind),
             ):
                 assert target(name).object(function.text("f"))
-    assert target(name).object(code.panels(Kind(4, 32, "", name, table=True)).text("f"))
+    assert target(name).object(code.panels(FewBitsKind(4, 32, "", name, table=True)).text("f"))
 
 
 def test_blocks_fit_into_a_panel() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..elementwise.builder import LANES, Vector
 from .dots import DOTS
-from .frame import Code, FrameLayout, Function, module
+from .frame import Code, FrameLayout, FrameFunction, module
 
 LEAST = 1e-30
 """A smaller maximum of a block counts as this one: its inverse is finite."""
@@ -44,7 +44,7 @@ F32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
-class Kind:
+class FewBitsKind:
     """What decides on code.
 
     Attributes:
@@ -88,7 +88,7 @@ ROUNDED = FrameLayout(("rows", "k", "blocks", "block", "stride"), ("x", "left", 
 """`x` has rows of k floats; `left` receives rows of `stride` bytes, `scales` and `sums` a number for each block."""
 
 
-def rounding(values: int) -> Function:
+def rounding(values: int) -> FrameFunction:
     """Rounds rows to bytes, in the order for `values` values of a column in a vector."""
 
     def row(k: Code, a: dict[str, str], r: str) -> None:
@@ -119,14 +119,14 @@ def rounding(values: int) -> Function:
 
         k.loop(a["blocks"], 1, block)
 
-    return Function(f"rounding {values}", ROUNDED, lambda name: module(name, ROUNDED, lambda k, a: a["rows"], row))
+    return FrameFunction(f"rounding {values}", ROUNDED, lambda name: module(name, ROUNDED, lambda k, a: a["rows"], row))
 
 
 COPIED = FrameLayout(("rows", "k", "blocks", "block", "stride"), ("x", "left", "sums"))
 """`x` has rows of k floats, `left` receives them, then zeros, in rows of `stride` bytes, `sums` the sum of each block."""
 
 
-def copying() -> Function:
+def copying() -> FrameFunction:
     """Copies rows, and sums their blocks."""
 
     def row(k: Code, a: dict[str, str], r: str) -> None:
@@ -147,7 +147,7 @@ def copying() -> Function:
 
         k.loop(a["blocks"], 1, block)
 
-    return Function("copying", COPIED, lambda name: module(name, COPIED, lambda k, a: a["rows"], row))
+    return FrameFunction("copying", COPIED, lambda name: module(name, COPIED, lambda k, a: a["rows"], row))
 
 
 def _part(k: Code, x: str, i: str, count: str) -> Vector:
@@ -210,7 +210,7 @@ class Tile:
         return k.at(self.y, k.times(k.minus(row, self.first), self.pitch))
 
 
-class _Product:
+class _ProductText:
     """The text of a product.
 
     Attributes:
@@ -221,7 +221,7 @@ class _Product:
         block_bytes: those of a block.
     """
 
-    def __init__(self, k: Code, kind: Kind, a: dict[str, str]) -> None:
+    def __init__(self, k: Code, kind: FewBitsKind, a: dict[str, str]) -> None:
         self.k, self.kind, self.a = k, kind, a
         self.step_bytes = kind.words * 4 * LANES
         self.block_bytes = k.times(a["steps"], self.step_bytes)
@@ -353,12 +353,12 @@ INTEGER_SHAPES = {"vnni": ((4, 2, 1), 2), "avx2": ((4, 2, 1), 1), "avx512": ((4,
 """The numbers of rows, and the tiles, that products of several rows of integers compute together."""
 
 
-def integers(kind: Kind) -> Function:
+def integers(kind: FewBitsKind) -> FrameFunction:
     """Multiplies rounded rows by weights."""
     counts, wide = INTEGER_SHAPES[kind.level]
 
     def unit(k: Code, a: dict[str, str], i: str) -> None:
-        product = _Product(k, kind, a)
+        product = _ProductText(k, kind, a)
 
         def part(group: str, first: str, end: str) -> None:
             def rows(tiles: Sequence[Tile], row: str, count: int) -> None:
@@ -370,10 +370,10 @@ def integers(kind: Kind) -> Function:
 
         _in_parts(k, a, i, part)
 
-    return Function(f"integers {kind}", INTEGERS, lambda name: module(name, INTEGERS, _units, unit))
+    return FrameFunction(f"integers {kind}", INTEGERS, lambda name: module(name, INTEGERS, _units, unit))
 
 
-def _integer_rows(product: _Product, tiles: Sequence[Tile], row: str, count: int) -> None:
+def _integer_rows(product: _ProductText, tiles: Sequence[Tile], row: str, count: int) -> None:
     """Compute tiles of some rows."""
     k, kind, a = product.k, product.kind, product.a
     dots = DOTS[kind.level](k, kind.bits)
@@ -428,7 +428,7 @@ def _mask(bits: int) -> int:
     return sum(((1 << bits) - 1) << 8 * i for i in range(4))
 
 
-def _without_zeros(k: Code, kind: Kind, exact: Vector, sums: Vector, zeros: Vector | None, middle: int) -> Vector:
+def _without_zeros(k: Code, kind: FewBitsKind, exact: Vector, sums: Vector, zeros: Vector | None, middle: int) -> Vector:
     """The sum of a block minus its zero points times the sum of the row, as floats."""
     if zeros is None or zeros.type == "i32":
         zeros = k.vector(kind.middle, "i32") if zeros is None else zeros
@@ -437,17 +437,17 @@ def _without_zeros(k: Code, kind: Kind, exact: Vector, sums: Vector, zeros: Vect
     return k.fma(-zeros, sums.to("sitofp", "float"), whole.to("sitofp", "float"))
 
 
-def floats(kind: Kind) -> Function:
+def floats(kind: FewBitsKind) -> FrameFunction:
     """Multiplies one row of floats by weights, of which the middle is subtracted already."""
 
     def unit(k: Code, a: dict[str, str], group: str) -> None:
-        product = _Product(k, kind, a)
+        product = _ProductText(k, kind, a)
         product.tiles(group, "0", "1", lambda tiles: _float_row(product, tiles))
 
-    return Function(f"floats {kind}", FLOATS, lambda name: module(name, FLOATS, lambda k, a: a["groups"], unit))
+    return FrameFunction(f"floats {kind}", FLOATS, lambda name: module(name, FLOATS, lambda k, a: a["groups"], unit))
 
 
-def _float_row(product: _Product, tiles: Sequence[Tile]) -> None:
+def _float_row(product: _ProductText, tiles: Sequence[Tile]) -> None:
     """Compute tiles of the only row."""
     k, kind, a = product.k, product.kind, product.a
     totals = [k.kept(k.of("float", t.bias, 4)) for t in tiles]
@@ -482,21 +482,21 @@ FLOAT_SHAPES = {"vnni": ((6, 3, 2, 1), 2), "avx512": ((6, 3, 2, 1), 2), "avx2": 
 """The numbers of rows, and the tiles, that products of several rows of floats compute together."""
 
 
-def panels(kind: Kind) -> Function:
+def panels(kind: FewBitsKind) -> FrameFunction:
     """Multiplies rows of floats by weights, of which the middle is subtracted already."""
 
     def unit(k: Code, a: dict[str, str], i: str) -> None:
-        product = _Product(k, kind, a)
+        product = _ProductText(k, kind, a)
 
         def part(group: str, first: str, end: str) -> None:
             product.tiles(group, first, end, lambda tiles: _by_panels(product, tiles, first, end))
 
         _in_parts(k, a, i, part)
 
-    return Function(f"panels {kind}", PANELS, lambda name: module(name, PANELS, _units, unit))
+    return FrameFunction(f"panels {kind}", PANELS, lambda name: module(name, PANELS, _units, unit))
 
 
-def _by_panels(product: _Product, tiles: Sequence[Tile], first: str, end: str) -> None:
+def _by_panels(product: _ProductText, tiles: Sequence[Tile], first: str, end: str) -> None:
     """Compute rows, of which a panel of weights is added at a time."""
     k, a, kind = product.k, product.a, product.kind
     counts, wide = FLOAT_SHAPES[kind.level]
@@ -527,7 +527,7 @@ def _by_panels(product: _Product, tiles: Sequence[Tile], first: str, end: str) -
     k.loop(a["blocks"], several, piece)
 
 
-def _expand(product: _Product, tiles: Sequence[Tile], b: str, panel: str) -> None:
+def _expand(product: _ProductText, tiles: Sequence[Tile], b: str, panel: str) -> None:
     """Write a block of the weights of tiles as floats."""
     k, kind = product.k, product.kind
     factors = [product.factors(t, b) for t in tiles]
@@ -547,7 +547,7 @@ def _expand(product: _Product, tiles: Sequence[Tile], b: str, panel: str) -> Non
     k.loop(k.times(product.a["steps"], kind.words), 1, word)
 
 
-def _add_rows(product: _Product, tiles: Sequence[Tile], panel: str, x: str, row: str, count: int, depth: str) -> None:
+def _add_rows(product: _ProductText, tiles: Sequence[Tile], panel: str, x: str, row: str, count: int, depth: str) -> None:
     """Add the products of rows and a panel to the result."""
     k, lanes = product.k, range(len(tiles))
     rows = [k.plus(row, r) for r in range(count)]

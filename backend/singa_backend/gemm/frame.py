@@ -40,7 +40,7 @@ class FrameLayout:
 
 
 @dataclass(frozen=True)
-class Function:
+class FrameFunction:
     """A function.
 
     Attributes:

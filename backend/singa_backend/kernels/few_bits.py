@@ -19,8 +19,8 @@ from ..dtypes import FOUR_BIT_CODES
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, NotCompiled, available, level
 from ..gemm import few_bits as code
-from ..gemm.few_bits import HEIGHT, TILES, Kind
-from ..gemm.frame import Function
+from ..gemm.few_bits import HEIGHT, TILES, FewBitsKind
+from ..gemm.frame import FrameFunction
 from ..proto.tensor_data import release
 from . import onednn as dnn
 from .expressions import framed
@@ -65,7 +65,7 @@ class Product:
     weights: Blocks
     n: int
     block: int
-    kind: Kind
+    kind: FewBitsKind
 
     @property
     def blocks(self) -> int:
@@ -73,7 +73,7 @@ class Product:
         return self.weights.scales.shape[1]
 
     def run(
-        self, function: Function, values: Mapping[str, Value], writes: tuple[str, ...], units: int, work: int, name: str
+        self, function: FrameFunction, values: Mapping[str, Value], writes: tuple[str, ...], units: int, work: int, name: str
     ) -> None:
         """Add the step of a function.
 
@@ -98,7 +98,7 @@ class Product:
         reads = [v for v in values.values() if v not in written]
         site.emit(bind, reads=reads, writes=written, kernel=f"machine.{name}")
 
-    def left(self, function: Function, dtype: Any, name: str) -> dict[str, Value]:
+    def left(self, function: FrameFunction, dtype: Any, name: str) -> dict[str, Value]:
         """A in the form that the code reads, made once for all products of it with equal blocks: rows, sums, scales."""
         site, rows = self.site, self.matrix.shape[0]
         length = self.blocks * self.block + GAP // np.dtype(dtype).itemsize
@@ -144,7 +144,7 @@ class Product:
         self.run(function, values, ("y",), units, rows * k * self.n, name)
 
 
-def _compiled(site: Site, function: Function) -> Compiled:
+def _compiled(site: Site, function: FrameFunction) -> Compiled:
     """The machine code of a function; declines if there is none."""
     try:
         return function.compiled()
@@ -183,7 +183,7 @@ def matmul_nbits(
     site.require_finite(x)
     rounds = site.attributes["accuracy_level"] == ROUNDED
     points = "" if zeros is None else "bytes" if zeros.dtype == UINT8 else "floats"
-    kind = Kind(bits, min(block, 32), points, level())
+    kind = FewBitsKind(bits, min(block, 32), points, level())
     change = _same if rounds else signed(bits)
     what = ("few bits", scales.key, None if zeros is None else zeros.key, bits, block, n, rounds)
     weights = _packed(site, b, what, lambda: pack(*_arrays(b, scales, zeros, n, k, block), bits, block, change))
@@ -211,7 +211,7 @@ def matmul_bnb4(site: Site, x: Value, b: Value, absmax: Value) -> Value:
         return pack(b.read().reshape(n, k // block, -1), absmax.read().reshape(n, -1), None, 4, block, swapped)
 
     matrix, y, flat = _matrices(site, x, n)
-    weights, form = _packed(site, b, what, make), Kind(4, min(block, 32), "", level(), table=True)
+    weights, form = _packed(site, b, what, make), FewBitsKind(4, min(block, 32), "", level(), table=True)
     Product(site, x, matrix, weights, n, min(block, LARGEST), form).emit(False, None, FOUR_BIT_CODES[kind], flat)
     return y
 
