@@ -22,8 +22,9 @@ from singa_backend.elementwise import compile as machine
 from singa_backend.elementwise.compile import LEVELS, available, level, target
 from singa_backend.gemm import few_bits as code
 from singa_backend.gemm.dots import DOTS
-from singa_backend.gemm.few_bits import HEIGHT, PANEL, FewBitsKind
+from singa_backend.gemm.few_bits import PANEL, FewBitsKind
 from singa_backend.gemm.frame import FrameFunction
+from singa_backend.gemm.tiles import HEIGHT
 from singa_backend.kernels import onednn
 from singa_backend.kernels.few_bits_packing import Blocks, pack, signed
 from singa_backend.kernels.rounding import NONE, rounding

@@ -26,11 +26,13 @@ class Dots(ABC):
     def __init__(self, code: Code, bits: int) -> None:
         self.code, self.bits = code, bits
 
-    def begin(self) -> list[str]:
-        """Places for sums, which are zero."""
-        places = [self.code.place(self.kind) for _ in range(self.parts)]
-        for p in places:
-            self.code.emit(f"store {self.kind} zeroinitializer, ptr {p}, align 64")
+    def begin(self, sums: Vector | None = None) -> list[str]:
+        """Places for sums, which have int32, or are zero."""
+        k = self.code
+        parts = ["zeroinitializer"] * self.parts if sums is None else k.split(sums, LANES // self.parts)
+        places = [k.place(self.kind) for _ in parts]
+        for p, part in zip(places, parts, strict=True):
+            k.emit(f"store {self.kind} {part}, ptr {p}, align 64")
         return places
 
     def add(self, places: list[str], columns: list[tuple[str, str]], row: str) -> None:
@@ -155,3 +157,71 @@ class Signed(Dots):
 
 DOTS: dict[str, type[Dots]] = {"avx2": Avx2, "avx512": Avx2, "vnni": Vnni, "aarch64": Signed}
 """The dot products of each level."""
+
+
+# Dot products with columns of signed bytes
+
+
+class WeightDots(Dots):
+    """Dot products whose columns are signed, of rows that have been copied in the form for them.
+
+    Attributes:
+        planes: the number of parts of four rows of W that are multiplied one after the other.
+        row_bytes: the bytes of a row for four rows of W.
+    """
+
+    planes, row_bytes = 1, 4
+
+    @abstractmethod
+    def columns_of(self, words: Vector, plane: int) -> list[tuple[str, str]]:
+        """The columns of a plane."""
+
+
+class WeightVnni(Vnni, WeightDots):
+    """Unsigned bytes of rows."""
+
+    def columns_of(self, words: Vector, plane: int) -> list[tuple[str, str]]:
+        """The columns of a plane."""
+        return self.columns(words)
+
+    def _added(self, total: str, column: tuple[str, str], row: str) -> str:
+        return super()._added(total, (row, ""), column[0])
+
+
+class WeightPairs(WeightDots):
+    """Pairs of int16, exact."""
+
+    kind, parts, planes, row_bytes = "<8 x i32>", 2, 2, 8
+
+    def columns(self, words: Vector) -> list[tuple[str, str]]:
+        """The columns as int16 in the higher bytes of words."""
+        return [(self.code.raw(f"bitcast <32 x i8> {b} to <16 x i16>"), "") for b in self._split(words)]
+
+    def columns_of(self, words: Vector, plane: int) -> list[tuple[str, str]]:
+        """The columns of a plane: the first and third byte, or the second and fourth."""
+        k, eight = self.code, "splat (i16 8)"
+        parts = [p for p, _ in self.columns(words)]
+        parts = parts if plane else [k.raw(f"shl <16 x i16> {p}, {eight}") for p in parts]
+        return [(k.raw(f"ashr <16 x i16> {p}, {eight}"), "") for p in parts]
+
+    def spread(self, pointer: str) -> str:
+        """Two int16 of a row."""
+        return self.code.raw(f"bitcast <32 x i8> {super().spread(pointer)} to <16 x i16>")
+
+    def _added(self, total: str, column: tuple[str, str], row: str) -> str:
+        pairs = self._call("x86.avx2.pmadd.wd", "<8 x i32>", "<16 x i16>", column[0], row)
+        return self.code.raw(f"add <8 x i32> {total}, {pairs}")
+
+
+class WeightSigned(Signed, WeightDots):
+    """Signed bytes of rows."""
+
+    def columns_of(self, words: Vector, plane: int) -> list[tuple[str, str]]:
+        """The columns of a plane."""
+        return [(self.code.raw(f"sext <16 x i8> {b} to <16 x i32>"), "") for b in self._split(words)]
+
+
+WEIGHT_DOTS: dict[str, type[WeightDots]] = {
+    "avx2": WeightPairs, "avx512": WeightPairs, "vnni": WeightVnni, "aarch64": WeightSigned,
+}  # fmt: skip
+"""The dot products with signed columns of each level."""

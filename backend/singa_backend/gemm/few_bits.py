@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from ..elementwise.builder import LANES, Vector
 from .dots import DOTS
-from .frame import Code, FrameLayout, FrameFunction, module
+from .frame import Code, FrameFunction, FrameLayout, module
+from .tiles import TILES, Tile, by_rows, in_unit, units
 
 LEAST = 1e-30
 """A smaller maximum of a block counts as this one: its inverse is finite."""
@@ -33,12 +33,6 @@ MAGIC = 1.5 * 2**23
 
 PANEL = 512
 """The rows of W that are floats at a time."""
-
-TILES = 2
-"""The tiles of a unit of work."""
-
-HEIGHT = 192
-"""The most rows of a unit of work."""
 
 F32 = np.dtype(np.float32)
 
@@ -179,35 +173,27 @@ def _lanes(k: Code, x: Vector, step: Callable[[Vector, Vector], Vector]) -> str:
 WEIGHTS = ("w", "factors", "zeros", "bias", "table")
 
 INTEGERS = FrameLayout(("rows", "n", "blocks", "steps", "stride", "groups", "height"), ("left", "scales", "sums", *WEIGHTS, "y"))
-FLOATS = FrameLayout(("n", "blocks", "steps", "groups"), ("left", "sums", *WEIGHTS, "y"))
+FLOATS = FrameLayout(("rows", "n", "blocks", "steps", "groups", "height"), ("left", "sums", *WEIGHTS, "y"))
 PANELS = FrameLayout(("rows", "n", "k", "blocks", "steps", "stride", "groups", "height"), ("left", *WEIGHTS, "y"))
 
 
 @dataclass(frozen=True)
-class Tile:
-    """The addresses of a tile.
+class WeightTile:
+    """A tile, and the addresses of what belongs to it.
 
     Attributes:
+        result: the tile of the result.
         words: of its weights.
         factors: of its scales.
         zeros: of its zero points.
         bias: of its part of the bias.
-        y: of its part of the first row of the result.
-        pitch: the bytes from there to the next row.
-        first: the number of that row.
     """
 
+    result: Tile
     words: str
     factors: str
     zeros: str
     bias: str
-    y: str
-    pitch: str
-    first: str
-
-    def row(self, k: Code, row: str) -> str:
-        """The place of a row of the result."""
-        return k.at(self.y, k.times(k.minus(row, self.first), self.pitch))
 
 
 class _ProductText:
@@ -226,47 +212,21 @@ class _ProductText:
         self.step_bytes = kind.words * 4 * LANES
         self.block_bytes = k.times(a["steps"], self.step_bytes)
 
-    def tiles(self, group: str, first: str, end: str, body: Callable[[list[Tile]], None]) -> None:
-        """Run a body for the tiles of a group: it writes these rows of whole tiles of the result.
-
-        What is beyond the last column is in temporary memory.
-        """
+    def tiles(self, results: Sequence[Tile]) -> list[WeightTile]:
+        """The weights of tiles."""
         k, a, tiles = self.k, self.a, []
-        for v in range(TILES):
-            tile = k.plus(k.times(group, TILES), v)
-            blocks, column = k.times(tile, a["blocks"]), k.times(tile, LANES)
-            left = k.minus(a["n"], column)
-            whole, room = k.raw(f"icmp sge i64 {left}, {LANES}"), k.place(f"[{HEIGHT * LANES} x float]")
-            place = k.at(a["y"], k.times(k.plus(k.times(first, a["n"]), column), 4))
-            tiles.append(
-                Tile(
-                    words=k.at(a["w"], k.times(blocks, self.block_bytes)),
-                    factors=k.at(a["factors"], k.times(blocks, 4 * LANES)),
-                    zeros=k.at(a["zeros"], k.times(blocks, self.kind.zero_bytes)),
-                    bias=k.at(a["bias"], k.times(column, 4)),
-                    y=k.raw(f"select i1 {whole}, ptr {place}, ptr {room}"),
-                    pitch=k.raw(f"select i1 {whole}, i64 {k.times(a['n'], 4)}, i64 {4 * LANES}"),
-                    first=first,
-                )
-            )
-        body(tiles)
-        for v, t in enumerate(tiles):
-            column = k.times(k.plus(k.times(group, TILES), v), LANES)
-            left = k.minus(a["n"], column)
-            with k.when(k.raw(f"icmp slt i64 {left}, {LANES}")):
-                mask = k.first(left)
+        for t in results:
+            blocks = k.times(t.number, a["blocks"])
+            words, factors = k.at(a["w"], k.times(blocks, self.block_bytes)), k.at(a["factors"], k.times(blocks, 4 * LANES))
+            zeros = k.at(a["zeros"], k.times(blocks, self.kind.zero_bytes))
+            tiles.append(WeightTile(t, words, factors, zeros, k.at(a["bias"], k.times(t.column, 4))))
+        return tiles
 
-                def copy(r: str, t: Tile = t, column: str = column, mask: Vector = mask) -> None:
-                    place = k.at(a["y"], k.times(k.plus(k.times(r, a["n"]), column), 4))
-                    k.store(k.of("float", t.row(k, r), 4), place, F32, mask)
-
-                k.loop(end, 1, copy, first)
-
-    def factors(self, tile: Tile, b: str) -> Vector:
+    def factors(self, tile: WeightTile, b: str) -> Vector:
         """The scales of a block."""
         return self.k.of("float", self.k.at(tile.factors, self.k.times(b, 4 * LANES)), 4)
 
-    def zeros(self, tile: Tile, b: str) -> Vector | None:
+    def zeros(self, tile: WeightTile, b: str) -> Vector | None:
         """The zero points of a block, int32 or floats; None for the middle."""
         k, kind = self.k, self.kind
         place = k.at(tile.zeros, k.times(b, kind.zero_bytes))
@@ -274,7 +234,7 @@ class _ProductText:
             return k.of("i8", place).to("zext", "i32")
         return k.of("float", place, 4) if kind.zeros else None
 
-    def offsets(self, tile: Tile, b: str) -> Vector | None:
+    def offsets(self, tile: WeightTile, b: str) -> Vector | None:
         """The zero points of a block minus the middle, as floats."""
         zeros = self.zeros(tile, b)
         if zeros is None:
@@ -320,35 +280,6 @@ class _ProductText:
         return k.joined(parts, "float")
 
 
-def _units(k: Code, a: dict[str, str]) -> str:
-    """Groups of tiles for each part of the rows."""
-    parts = k.raw(f"udiv i64 {k.minus(k.plus(a['rows'], a['height']), 1)}, {a['height']}")
-    return k.times(parts, a["groups"])
-
-
-def _in_parts(k: Code, a: dict[str, str], unit: str, body: Callable[[str, str, str], None]) -> None:
-    """Run a body for the group of a unit, the first of its rows, and the one after the last."""
-    group, part = k.raw(f"urem i64 {unit}, {a['groups']}"), k.raw(f"udiv i64 {unit}, {a['groups']}")
-    first = k.times(part, a["height"])
-    body(group, first, k.least(k.plus(first, a["height"]), a["rows"]))
-
-
-class RowsText(Protocol):
-    """Writes the computation of a number of rows from one on."""
-
-    def __call__(self, row: str, count: int) -> None:
-        """Write it."""
-
-
-def _by_rows(k: Code, first: str, end: str, counts: Sequence[int], body: RowsText) -> None:
-    """Run a body for as many rows at a time as the first of some numbers, then the next; the last one is 1."""
-    for count in counts:
-        left = k.raw(f"urem i64 {k.minus(end, first)}, {count}")
-        last = k.minus(end, left)
-        k.loop(last, count, partial(body, count=count), first)
-        first = last
-
-
 INTEGER_SHAPES = {"vnni": ((4, 2, 1), 2), "avx2": ((4, 2, 1), 1), "avx512": ((4, 2, 1), 1), "aarch64": ((4, 2, 1), 1)}
 """The numbers of rows, and the tiles, that products of several rows of integers compute together."""
 
@@ -360,20 +291,17 @@ def integers(kind: FewBitsKind) -> FrameFunction:
     def unit(k: Code, a: dict[str, str], i: str) -> None:
         product = _ProductText(k, kind, a)
 
-        def part(group: str, first: str, end: str) -> None:
-            def rows(tiles: Sequence[Tile], row: str, count: int) -> None:
-                several = TILES if count == 1 else wide
-                for start in range(0, TILES, several):
-                    _integer_rows(product, tiles[start : start + several], row, count)
+        def rows(tiles: Sequence[WeightTile], row: str, count: int) -> None:
+            several = TILES if count == 1 else wide
+            for start in range(0, TILES, several):
+                _integer_rows(product, tiles[start : start + several], row, count)
 
-            product.tiles(group, first, end, lambda tiles: _by_rows(k, first, end, counts, partial(rows, tiles)))
+        in_unit(k, a, 4, i, lambda t, first, end: by_rows(k, first, end, counts, partial(rows, product.tiles(t))))
 
-        _in_parts(k, a, i, part)
-
-    return FrameFunction(f"integers {kind}", INTEGERS, lambda name: module(name, INTEGERS, _units, unit))
+    return FrameFunction(f"integers {kind}", INTEGERS, lambda name: module(name, INTEGERS, units, unit))
 
 
-def _integer_rows(product: _ProductText, tiles: Sequence[Tile], row: str, count: int) -> None:
+def _integer_rows(product: _ProductText, tiles: Sequence[WeightTile], row: str, count: int) -> None:
     """Compute tiles of some rows."""
     k, kind, a = product.k, product.kind, product.a
     dots = DOTS[kind.level](k, kind.bits)
@@ -421,7 +349,7 @@ def _integer_rows(product: _ProductText, tiles: Sequence[Tile], row: str, count:
     k.loop(a["blocks"], 1, block)
     for r, line in zip(rows, totals, strict=True):
         for t, place in zip(tiles, line, strict=True):
-            k.write(k.get(place, "float"), t.row(k, r))
+            k.write(k.get(place, "float"), t.result.row(k, r))
 
 
 def _mask(bits: int) -> int:
@@ -440,14 +368,14 @@ def _without_zeros(k: Code, kind: FewBitsKind, exact: Vector, sums: Vector, zero
 def floats(kind: FewBitsKind) -> FrameFunction:
     """Multiplies one row of floats by weights, of which the middle is subtracted already."""
 
-    def unit(k: Code, a: dict[str, str], group: str) -> None:
+    def unit(k: Code, a: dict[str, str], i: str) -> None:
         product = _ProductText(k, kind, a)
-        product.tiles(group, "0", "1", lambda tiles: _float_row(product, tiles))
+        in_unit(k, a, 4, i, lambda tiles, first, end: _float_row(product, product.tiles(tiles)))
 
-    return FrameFunction(f"floats {kind}", FLOATS, lambda name: module(name, FLOATS, lambda k, a: a["groups"], unit))
+    return FrameFunction(f"floats {kind}", FLOATS, lambda name: module(name, FLOATS, units, unit))
 
 
-def _float_row(product: _ProductText, tiles: Sequence[Tile]) -> None:
+def _float_row(product: _ProductText, tiles: Sequence[WeightTile]) -> None:
     """Compute tiles of the only row."""
     k, kind, a = product.k, product.kind, product.a
     totals = [k.kept(k.of("float", t.bias, 4)) for t in tiles]
@@ -475,7 +403,7 @@ def _float_row(product: _ProductText, tiles: Sequence[Tile]) -> None:
 
     k.loop(a["blocks"], 1, block)
     for t, place in zip(tiles, totals, strict=True):
-        k.write(k.get(place, "float"), t.y)
+        k.write(k.get(place, "float"), t.result.y)
 
 
 FLOAT_SHAPES = {"vnni": ((6, 3, 2, 1), 2), "avx512": ((6, 3, 2, 1), 2), "avx2": ((6, 3, 2, 1), 1), "aarch64": ((6, 3, 2, 1), 1)}
@@ -487,16 +415,12 @@ def panels(kind: FewBitsKind) -> FrameFunction:
 
     def unit(k: Code, a: dict[str, str], i: str) -> None:
         product = _ProductText(k, kind, a)
+        in_unit(k, a, 4, i, lambda tiles, first, end: _by_panels(product, product.tiles(tiles), first, end))
 
-        def part(group: str, first: str, end: str) -> None:
-            product.tiles(group, first, end, lambda tiles: _by_panels(product, tiles, first, end))
-
-        _in_parts(k, a, i, part)
-
-    return FrameFunction(f"panels {kind}", PANELS, lambda name: module(name, PANELS, _units, unit))
+    return FrameFunction(f"panels {kind}", PANELS, lambda name: module(name, PANELS, units, unit))
 
 
-def _by_panels(product: _ProductText, tiles: Sequence[Tile], first: str, end: str) -> None:
+def _by_panels(product: _ProductText, tiles: Sequence[WeightTile], first: str, end: str) -> None:
     """Compute rows, of which a panel of weights is added at a time."""
     k, a, kind = product.k, product.a, product.kind
     counts, wide = FLOAT_SHAPES[kind.level]
@@ -506,7 +430,7 @@ def _by_panels(product: _ProductText, tiles: Sequence[Tile], first: str, end: st
 
     def start(r: str) -> None:
         for t in tiles:
-            k.write(k.of("float", t.bias, 4), t.row(k, r))
+            k.write(k.of("float", t.bias, 4), t.result.row(k, r))
 
     def piece(b: str) -> None:
         last = k.least(k.plus(b, several), a["blocks"])
@@ -514,20 +438,20 @@ def _by_panels(product: _ProductText, tiles: Sequence[Tile], first: str, end: st
         for v in range(0, TILES, wide):
             together = tiles[v : v + wide]
 
-            def expand(c: str, together: Sequence[Tile] = together) -> None:
+            def expand(c: str, together: Sequence[WeightTile] = together) -> None:
                 _expand(product, together, c, k.at(panel, k.times(k.minus(c, b), k.times(deep, 4 * wide * LANES))))
 
-            def rows(row: str, count: int, together: Sequence[Tile] = together) -> None:
+            def rows(row: str, count: int, together: Sequence[WeightTile] = together) -> None:
                 _add_rows(product, together, panel, x, row, count, depth)
 
             k.loop(last, 1, expand, b)
-            _by_rows(k, first, end, counts, rows)
+            by_rows(k, first, end, counts, rows)
 
     k.loop(end, 1, start, first)
     k.loop(a["blocks"], several, piece)
 
 
-def _expand(product: _ProductText, tiles: Sequence[Tile], b: str, panel: str) -> None:
+def _expand(product: _ProductText, tiles: Sequence[WeightTile], b: str, panel: str) -> None:
     """Write a block of the weights of tiles as floats."""
     k, kind = product.k, product.kind
     factors = [product.factors(t, b) for t in tiles]
@@ -547,12 +471,12 @@ def _expand(product: _ProductText, tiles: Sequence[Tile], b: str, panel: str) ->
     k.loop(k.times(product.a["steps"], kind.words), 1, word)
 
 
-def _add_rows(product: _ProductText, tiles: Sequence[Tile], panel: str, x: str, row: str, count: int, depth: str) -> None:
+def _add_rows(product: _ProductText, tiles: Sequence[WeightTile], panel: str, x: str, row: str, count: int, depth: str) -> None:
     """Add the products of rows and a panel to the result."""
     k, lanes = product.k, range(len(tiles))
     rows = [k.plus(row, r) for r in range(count)]
     left = [k.at(x, k.times(r, product.a["stride"])) for r in rows]
-    totals = [[k.kept(k.of("float", t.row(k, r), 4)) for t in tiles] for r in rows]
+    totals = [[k.kept(k.of("float", t.result.row(k, r), 4)) for t in tiles] for r in rows]
 
     def one(i: str) -> None:
         at = k.at(panel, k.times(i, 4 * len(tiles) * LANES))
@@ -565,4 +489,4 @@ def _add_rows(product: _ProductText, tiles: Sequence[Tile], panel: str, x: str, 
     k.loop(depth, 1, one)
     for r, line in zip(rows, totals, strict=True):
         for t, place in zip(tiles, line, strict=True):
-            k.write(k.get(place, "float"), t.row(k, r))
+            k.write(k.get(place, "float"), t.result.row(k, r))

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
+
 from ..elementwise.builder import LANES, METADATA, Builder, Vector
 from ..elementwise.compile import Compiled, compiled
 from ..elementwise.machine_code import ENTRY
@@ -116,6 +118,11 @@ class Code(Builder):
             pairs = zip(parts[::2], parts[1::2], strict=True)
             parts = [self.raw(f"shufflevector {full} {a}, {full} {b}, <{2 * lanes} x i32> <{numbers}>") for a, b in pairs]
         return Vector(self, parts[0], kind)
+
+    def move(self, source: str, target: str, count: str, size: int) -> None:
+        """Copy the first elements of a vector; none if there are none."""
+        x = self.of(f"i{8 * size}", source)
+        self.store(x, target, np.dtype(f"i{size}"), self.first(count))
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ With `accuracy_level` 4 rows of A are rounded to bytes by blocks, and the sums o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,32 +17,23 @@ import numpy as np
 
 from ..dtypes import FOUR_BIT_CODES
 from ..elementwise.builder import LANES
-from ..elementwise.compile import Compiled, NotCompiled, available, level
+from ..elementwise.compile import available, level
 from ..gemm import few_bits as code
-from ..gemm.few_bits import HEIGHT, TILES, FewBitsKind
+from ..gemm.few_bits import FewBitsKind
 from ..gemm.frame import FrameFunction
 from ..proto.tensor_data import release
 from . import onednn as dnn
-from .expressions import framed
 from .few_bits_packing import LARGEST, UINT8, Blocks, floats, pack, signed, swapped
 from .lowering import F32, dense_desc, derived, emit, laid_out, ordered, require_plain, strided_desc, threads_for, unset
+from .machine_steps import GAP, emit_product, tile_sizes
 from .rounding import BF16, NONE, rounded, rounding
 from .table import Site, kernel
 from .values import FINITE, Value
 
 DOMAIN = "com.microsoft"
 
-PARALLEL = 1 << 20
-"""The products of two numbers from which several threads compute a step."""
-
-CLAIM = 1 << 18
-"""The products of two numbers that a thread claims at a time, at least."""
-
 ROUNDED = 4
 """The `accuracy_level` that permits to round A to bytes."""
-
-GAP = 64
-"""The bytes after a row of A that keep rows apart in the first cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,31 +63,12 @@ class Product:
         """The blocks of a packed column."""
         return self.weights.scales.shape[1]
 
-    def run(
-        self, function: FrameFunction, values: Mapping[str, Value], writes: tuple[str, ...], units: int, work: int, name: str
-    ) -> None:
-        """Add the step of a function.
-
-        Args:
-            function: the function.
-            values: the values, by the names of its pointers.
-            writes: the names of those that it writes.
-            units: the number of units of work.
-            work: the products of two numbers in all.
-            name: of the step, for reports.
-        """
-        site, (rows, k) = self.site, self.matrix.shape
-        sizes = {
-            "rows": rows, "k": k, "n": self.n, "block": self.block, "blocks": self.blocks, "stride": values["left"].strides[0],
-            "steps": max(1, self.block // self.kind.deep), "groups": -(-self.n // (LANES * TILES)), "height": min(rows, HEIGHT),
-        }  # fmt: skip
-        threads = site.options.threads if work > PARALLEL and units > 1 else 1
-        chunk = max(1, min(CLAIM * units // work, units // threads))
-        given = [values.get(p, values["left"]) for p in function.layout.pointers]
-        bind = framed(_compiled(site, function), threads, chunk, [sizes[n] for n in function.layout.numbers], [], given)
-        written = tuple(values[w] for w in writes)
-        reads = [v for v in values.values() if v not in written]
-        site.emit(bind, reads=reads, writes=written, kernel=f"machine.{name}")
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of its functions, without the distance of rows."""
+        rows, k = self.matrix.shape
+        steps = max(1, self.block // self.kind.deep)
+        return {**tile_sizes(rows, self.n), "k": k, "block": self.block, "blocks": self.blocks, "steps": steps}
 
     def left(self, function: FrameFunction, dtype: Any, name: str) -> dict[str, Value]:
         """A in the form that the code reads, made once for all products of it with equal blocks: rows, sums, scales."""
@@ -109,8 +81,8 @@ class Product:
             made["sums"] = site.new((rows, self.blocks), np.int32 if dtype == np.int8 else F32, finiteness=FINITE)
             if dtype == np.int8:
                 made["scales"] = site.new((rows, self.blocks), F32, finiteness=FINITE)
-            writes = tuple(made)
-            self.run(function, {"x": self.matrix, **made}, writes, rows, rows * length, name)
+            sizes = {**self.sizes, "stride": made["left"].strides[0]}
+            emit_product(site, function, sizes, {"x": self.matrix, **made}, tuple(made), rows * length, name)
 
         def part(which: str) -> Value:
             if not made:
@@ -140,16 +112,8 @@ class Product:
             values["zeros"] = weights.zeros
         if table is not None:
             values["table"] = site.shared_constant(("table", table.tobytes()), lambda: table)
-        units = -(-rows // HEIGHT) * (weights.tiles // TILES)
-        self.run(function, values, ("y",), units, rows * k * self.n, name)
-
-
-def _compiled(site: Site, function: FrameFunction) -> Compiled:
-    """The machine code of a function; declines if there is none."""
-    try:
-        return function.compiled()
-    except NotCompiled as reason:
-        site.refuse(str(reason))
+        sizes = {**self.sizes, "stride": left["left"].strides[0]}
+        emit_product(site, function, sizes, values, ("y",), rows * k * self.n, name)
 
 
 def _padded(site: Site, bias: Value | None, columns: int) -> Value:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..elementwise.builder import LANES
-from ..gemm.few_bits import TILES
+from ..gemm.tiles import TILES
 from .lowering import F32, aligned_array
+from .machine_steps import spread_lanes
 from .rounding import BF16
 from .values import Value
 
@@ -85,13 +86,8 @@ def pack(
 
 
 def _spread(tiles: np.ndarray, rows: np.ndarray, repeats: int) -> None:
-    """Write the elements of rows, each several times, to tiles whose lanes are the rows; other lanes are zero."""
-    whole = len(rows) // LANES
-    rows = rows if repeats == 1 else rows.repeat(repeats, 1)
-    tiles[:whole] = rows[: whole * LANES].reshape(whole, LANES, rows.shape[1]).swapaxes(1, 2)
-    tiles[whole:] = 0
-    if rest := len(rows) - whole * LANES:
-        tiles[whole, :, :rest] = rows[whole * LANES :].T
+    """Write the elements of rows, each several times, to tiles."""
+    spread_lanes(tiles, rows if repeats == 1 else rows.repeat(repeats, 1))
 
 
 def signed(bits: int) -> Callable[[np.ndarray], np.ndarray]:
