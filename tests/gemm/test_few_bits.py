@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import pickle
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.helpers.elementwise_frames import gomp
+from tests.helpers.gemm_frames import LIMITS, Frame, assembly
 from tests.helpers.plan_checks import kernels_used
 
 from singa_backend import SingaBackend
 from singa_backend.backend import SingaRep
 from singa_backend.dtypes import FOUR_BIT_CODES
-from singa_backend.elementwise import compile as machine
-from singa_backend.elementwise.compile import LEVELS, available, level, target
+from singa_backend.elementwise.compile import available, level, target
 from singa_backend.gemm import few_bits as code
 from singa_backend.gemm.dots import DOTS
 from singa_backend.gemm.few_bits import PANEL, FewBitsKind
-from singa_backend.gemm.frame import FrameFunction
 from singa_backend.gemm.tiles import HEIGHT
 from singa_backend.kernels import onednn
 from singa_backend.kernels.few_bits_packing import Blocks, pack, signed
@@ -33,18 +28,6 @@ pytestmark = pytest.mark.skipif(bool(available()), reason=available())
 
 EXACT, ROUNDED = 1e-5, 1e-2
 """The error of float32 sums, and of rows that are rounded to bytes, as a part of the root mean square of the result."""
-
-LIMITS = {"avx2": "AVX2", "avx512": "AVX512_CORE", "vnni": "AVX512_CORE_VNNI"}
-"""The limit of oneDNN's instructions that is each level."""
-
-
-@pytest.fixture(params=LIMITS)
-def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each level that this processor has."""
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", LIMITS[request.param])
-    if level() != request.param:
-        pytest.skip(f"this processor is of the level {level()}")
-    return str(request.param)
 
 
 def drawn(
@@ -420,39 +403,6 @@ def test_codes_of_blocks_with_parts_of_rows_run_by_the_definition() -> None:
 # The functions
 
 
-class Frame:
-    """A call of a function; its arrays end at pages that may not be read, if they are given so."""
-
-    def __init__(self, function: FrameFunction, sizes: dict[str, int], arrays: dict[str, np.ndarray], threads: int = 1) -> None:
-        layout, self.arrays = function.layout, arrays
-        numbers = [0, threads, gomp() if threads > 1 else 0, 1, *(sizes[n] for n in layout.numbers)]
-        self.frame = np.array([*numbers, *(arrays[p].ctypes.data if p in arrays else 0 for p in layout.pointers)], np.int64)
-        self.function = function.compiled()
-
-    def __call__(self) -> None:
-        self.function.call(self.frame.ctypes.data)
-
-
-@pytest.fixture
-def ended() -> Iterator[Callable[[np.ndarray], np.ndarray]]:
-    """Return a copy of an array that ends at a page that may not be read."""
-    page, protect = mmap.PAGESIZE, ctypes.CDLL(None).mprotect
-    closed = []
-
-    def copy(a: np.ndarray) -> np.ndarray:
-        size = -(-a.nbytes // page) * page
-        whole = np.frombuffer(mmap.mmap(-1, size + page), np.uint8)
-        assert protect(ctypes.c_void_p(whole.ctypes.data + size), page, 0) == 0
-        closed.append((whole, size))
-        found = whole[size - a.nbytes : size].view(a.dtype).reshape(a.shape)
-        found[...] = a
-        return found
-
-    yield copy
-    for whole, size in closed:
-        protect(ctypes.c_void_p(whole.ctypes.data + size), page, 3)
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("zeros", ["", "bytes", "floats"])
 @pytest.mark.parametrize(("bits", "block"), [(2, 16), (4, 32), (4, 128), (8, 64)])
@@ -496,19 +446,6 @@ def test_rows_are_rounded_to_the_nearest_integers() -> None:
     np.testing.assert_array_equal(arrays["left"].reshape(3, 3, 4, 8), whole.reshape(3, 3, 4, 8)[..., order])
     np.testing.assert_array_equal(arrays["sums"], whole.sum(-1))
     np.testing.assert_array_equal(arrays["scales"], scales)
-
-
-def assembly(function: FrameFunction, name: str, more: str = "") -> str:
-    """The instructions of a function for a level."""
-    triple, cpu, features = LEVELS[name]
-    target(name)
-    llvm: Any = machine._llvm()
-    module = llvm.parse_assembly(function.text("f"))
-    found = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features + more, opt=3, reloc="pic")
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    builder = llvm.create_pass_builder(found, options)
-    builder.getModulePassManager().run(module, builder)
-    return str(found.emit_assembly(module))
 
 
 @pytest.mark.parametrize(
