@@ -318,7 +318,7 @@ class SingaRep(BackendRep):
             validate: whether to look for NaN and infinity in every value, also in subgraphs and functions.
             out: arrays that receive the outputs: a list in the order of the outputs, in which None stands for a new array, a dict
                 by name, or one array.  They must have the dtypes and shapes of the outputs, and share no memory with each other
-                or with the model.  They may be inputs of the run.
+                or with the model.  They may be inputs of the run.  A run that fails after its checks may have written to them.
             to_host: whether to copy the outputs to the host; otherwise they are arrays of the model's device, except strings and
                 dtypes that CuPy lacks.
             adapter: the name of an adapter of `prepare(..., adapters=...)`; None runs the model without one.
@@ -344,10 +344,10 @@ class SingaRep(BackendRep):
             inputs = self._with_adapter(inputs, adapter)
         plain = limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE
         if plain and (out is None or to_host or self.device.is_host):
-            receivers = None if out is None else self._receivers(out, self._output_names)
-            planned = self._session.steady(inputs, self.limits, self._weights, to_host)
+            receivers = () if out is None else self._receivers(out, self._output_names)
+            planned = self._session.steady(inputs, self.limits, self._weights, to_host, receivers)
             if planned is not None:
-                if receivers is not None:
+                if receivers:
                     _receive(receivers, planned, self._output_names)
                 return Outputs(planned, self._output_names)
         return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, to_host, kwargs)
@@ -668,7 +668,7 @@ def _receive(receivers: Sequence[np.ndarray | None], values: list[Any], names: S
             wanted, there = f"{value.dtype}{list(value.shape)}", f"{a.dtype}{list(a.shape)}"
             raise _unfit(f"the array in out for output {name!r} must be {wanted}, got {there}")
     for i, a in enumerate(receivers):
-        if a is not None:
+        if a is not None and a is not values[i]:
             np.copyto(a, values[i])
             values[i] = a
 

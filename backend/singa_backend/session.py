@@ -15,6 +15,7 @@ from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
 from .plans.flat import NotFlat
+from .plans.open.caches import Receivers
 from .plans.planner import Planner, UseDefinitions
 from .plans.profile import Profile, profile
 from .plans.trace import Mismatch
@@ -156,7 +157,9 @@ class Session:
         """Put a value for an input or an initializer on the device; one that operators read on the host stays there."""
         return self._executor.feed(self._slots[name], value)
 
-    def steady(self, inputs: Any, limits: Limits, weights: Weights, to_host: bool = True) -> list[Any] | None:
+    def steady(
+        self, inputs: Any, limits: Limits, weights: Weights, to_host: bool = True, receivers: Receivers = ()
+    ) -> list[Any] | None:
         """Run by a plan, or by a graph of the device, on inputs whose checks can only succeed, as they did before.
 
         Args:
@@ -164,6 +167,7 @@ class Session:
             limits: the bounds of the run.
             weights: as for `run`.
             to_host: whether the outputs are copied to the host.
+            receivers: as of `Plan.run`.
 
         Returns:
             The outputs, which belong to the caller; None if `run` must decide.
@@ -206,7 +210,7 @@ class Session:
             if plan is None:
                 return None
         try:
-            found = plan.run(given)
+            found = plan.run(given, receivers=receivers)
         except (Invalid, Mismatch):
             return None
         if found is not None:

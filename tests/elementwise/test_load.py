@@ -178,7 +178,7 @@ prepared = sonnx.prepare(model)
 for _ in range(2):
     (y,) = prepared.run([x])
 np.testing.assert_allclose(y, np.tanh(x / (1 + np.exp(-x))) + x, rtol=1e-5, atol=1e-6)
-from singa_backend.kernels.expressions import _KNOWN
+from singa_backend.kernels.frames import _KNOWN
 assert [type(k) for k in _KNOWN.values()] == [tuple], _KNOWN
 print("llvmlite" in sys.modules)
 """

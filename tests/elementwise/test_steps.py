@@ -11,7 +11,6 @@ from tests.helpers.plan_checks import kernels_used, model_of, same
 
 from singa_backend.backend import SingaBackend, SingaRep
 from singa_backend.elementwise.compile import available
-from singa_backend.kernels import expressions
 from singa_backend.kernels.table import Options
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available() or "-")
@@ -21,12 +20,6 @@ UNARY = (
     "Ceil Floor Round Sqrt Exp Log Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Neg Abs Sign Reciprocal Relu "
     "LeakyRelu ThresholdedRelu HardSigmoid HardSwish Elu Selu Celu Sigmoid Softplus Softsign Mish Erf Gelu Swish IsNaN IsInf"
 )
-
-
-@pytest.fixture(autouse=True)
-def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small the work is."""
-    monkeypatch.setattr(expressions, "WORTH", 0)
 
 
 def values(*shape: int, dtype: Any = F, seed: int = 0) -> np.ndarray:

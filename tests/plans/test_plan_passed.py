@@ -12,6 +12,7 @@ from onnx import helper
 from tests.helpers.plan_checks import drawn, model_of, same
 
 from singa_backend.backend import SingaBackend, SingaRep
+from singa_backend.errors import InvalidInput
 from singa_backend.kernels.table import Options
 
 node = helper.make_node
@@ -55,6 +56,28 @@ def test_large_arrays_are_not_copied() -> None:
     for outputs, before in kept:  # no later run has written to what a run returned
         for o, b in zip(outputs, before, strict=True):
             np.testing.assert_array_equal(o, b)
+
+
+def test_an_output_is_computed_in_an_array_of_the_caller() -> None:
+    planned, exact = caches()
+    out = [np.empty((401, 401), np.float32), np.empty((401, 512), np.float32), np.empty((401, 512), np.float32)]
+    for seed in range(3):
+        feed = drawn(seed, past=SHAPE, now=(1, 512), other=SHAPE)
+        outputs = planned.run(feed, out=out)
+        for got, a, wanted in zip(outputs, out, exact.run(feed), strict=True):
+            assert got is a
+            same(got, wanted)
+    before = [a.copy() for a in out]
+    with pytest.raises(InvalidInput, match="must be float32"):
+        planned.run(feed, out=[*out[:2], np.empty((400, 512), np.float32)])
+    for a, b in zip(out, before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    made = [p for p in plan_of(planned).first.passed if p.index < 0]
+    assert len(made) == 3 and all(p.memory is not None for p in made)  # of the run without arrays that fit
+    for p in made:
+        p.memory = None
+    planned.run(feed, out=out)
+    assert all(p.memory is None for p in made)
 
 
 @pytest.mark.parametrize("held", ["array", "part", "view of a part", "memoryview", "DLPack", "none"])

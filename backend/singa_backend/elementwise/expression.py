@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -50,6 +51,7 @@ _REDUCED_BY = {f.__name__: name for name, f in REDUCTIONS.items()}
 FREE = frozenset(["input", "const", "expand", "reshape", "size"])
 """Terms that compute nothing: a view, a number, or a size."""
 
+_ARGS: Callable[[Any], tuple[Any, ...]] = attrgetter("args")
 _COMMUTES = frozenset(["add", "mul", "eq", "ne", "and", "or", "xor"])
 _SPLITS = frozenset(["logical_and", "logical_or", "logical_xor", "logical_not"])
 
@@ -418,9 +420,18 @@ class RecordingNamespace(Namespace):
 
 
 def order(
-    results: Iterable[Term], known: Container[int] = (), operands: Callable[[Term], tuple[Term, ...]] = attrgetter("args")
-) -> list[Term]:
+    results: Iterable[Term], known: Container[int] = (), operands: Callable[[Term], tuple[Term, ...]] = _ARGS
+) -> Sequence[Term]:
     """The terms on which results depend, operands first, without those whose ids are known."""
+    return _order(tuple(results)) if not known and operands is _ARGS else _ordered(results, known, operands)
+
+
+@lru_cache(maxsize=4096)
+def _order(results: tuple[Term, ...]) -> tuple[Term, ...]:
+    return tuple(_ordered(results, (), _ARGS))
+
+
+def _ordered(results: Iterable[Term], known: Container[int], operands: Callable[[Term], tuple[Term, ...]]) -> list[Term]:
     seen: dict[int, Term] = {}
     pending = [r for r in results if id(r) not in known][::-1]
     while pending:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -207,12 +208,13 @@ def _range(t: Term, args: tuple[Range, ...]) -> Range:
     return UNKNOWN if rule is None else rule(t, args[0], args[-1])
 
 
-def ranges(results: tuple[Term, ...] | list[Term], inputs: Mapping[int, Range]) -> dict[int, Range]:
+@lru_cache(maxsize=1024)
+def ranges(results: tuple[Term, ...], inputs: tuple[Range, ...]) -> Mapping[int, Range]:
     """The range of every term on which results depend.
 
     Args:
         results: the results.
-        inputs: the range of each input, by its place.
+        inputs: the range of each input.
 
     Returns:
         The ranges, by the id of the term.

@@ -1,4 +1,4 @@
-"""The expression of a call: its definition is traced once for each combination of attributes, dtypes and shapes."""
+"""The expression of calls: definitions are traced once for each combination of attributes, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -76,6 +76,46 @@ def _call(
     if not isinstance(y, Recorded):
         return "the result is a constant"
     return Traced((y.term,), tuple(bad for bad, _ in trace.checks))
+
+
+Operand = InputKind | tuple[bool, int] | None
+"""Of a call: one that is read on the host; whether it is an earlier call, and the place of that or of an input; or absent."""
+
+
+def traced_calls(
+    calls: Sequence[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...]]], inputs: tuple[InputKind, ...]
+) -> Traced | str:
+    """The expression of several calls; the reason if a call has none.
+
+    Args:
+        calls: for each one the operator, its attributes, defaults included, and the operands.
+        inputs: what is known of the inputs.
+    """
+    key = tuple((operator, tuple(sorted(attributes.items())), operands) for operator, attributes, operands in calls)
+    try:
+        return _calls(key, inputs)
+    except TypeError:  # an attribute that is no key
+        return _calls.__wrapped__(key, inputs)
+
+
+@lru_cache(maxsize=1024)
+def _calls(
+    calls: tuple[tuple[VersionedOperator, tuple[tuple[str, Any], ...], tuple[Operand, ...]], ...], inputs: tuple[InputKind, ...]
+) -> Traced | str:
+    whole = ExpressionTrace()
+    leaves = [whole.input(k.dtype, k.shape) for k in inputs]
+    results: list[Recorded] = []
+    checks: list[Recorded] = []
+    for operator, attributes, operands in calls:
+        values = [(results if o[0] else leaves)[o[1]] for o in operands if isinstance(o, tuple)]
+        recorded = iter(values)
+        kinds = tuple(InputKind((r := next(recorded)).dtype, r.shape) if isinstance(o, tuple) else o for o in operands)
+        expression = traced(operator, dict(attributes), kinds)
+        if isinstance(expression, str):
+            return expression
+        results += substituted(whole, expression.results, values)
+        checks += substituted(whole, expression.checks, values)
+    return Traced(tuple(y.term for y in results), tuple(bad.term for bad in checks))
 
 
 def substituted(whole: ExpressionTrace, results: Sequence[Term], operands: Sequence[Recorded]) -> list[Recorded]:

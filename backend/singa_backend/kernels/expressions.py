@@ -7,27 +7,24 @@ as a rate or a value for each row, is computed before it.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..elementwise import facts
-from ..elementwise.compile import Compiled, NotCompiled, available, compiled, kept, waits
+from ..elementwise.compile import Compiled, available
 from ..elementwise.expression import FREE, ExpressionTrace, Recorded, Term, is_aligned, order
 from ..elementwise.facts import Range
-from ..elementwise.machine_code import MachineCode, emit
 from ..elementwise.numpy_form import NumpyProgram, evaluate
-from ..elementwise.primitives import NotEmitted
-from ..elementwise.trace import DTYPES, InputKind, substituted, traced
+from ..elementwise.trace import DTYPES, InputKind, Operand, traced_calls
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
-from . import onednn
 from .elementwise import BLOCK, ArrayCalls, collapsed, emit_calls, finiteness_of, order_of
+from .frames import CHUNK, MISSING, PARALLEL, framed, machine_code, movements
 from .table import Refused, Site, general
-from .values import ANY, FINITE, INFINITE, LOW, NAN, Bound, Buffer, Value, address_of, dense, strides_of, sum_finiteness
+from .values import ANY, FINITE, INFINITE, LOW, NAN, Buffer, Value, dense, strides_of, sum_finiteness
 
 LITERAL = 64.0
 """A constant of one element is a part of the expression if it is a multiple of 1 / LITERAL up to LITERAL, otherwise an input: the
@@ -57,39 +54,30 @@ class ExpressionCall:
 
 def trace(site: Site, operations: Sequence[ExpressionCall]) -> tuple[list[Term], list[Value]]:
     """The terms of the results of calls, and the values of the inputs; refuses calls that are not elementwise."""
-    whole = ExpressionTrace()
-    inputs: dict[int, tuple[Value, Recorded]] = {}
-    made: list[Recorded] = []
+    inputs: dict[int, tuple[int, Value]] = {}
+    calls: list[tuple[VersionedOperator, Mapping[str, Any], tuple[Operand, ...]]] = []
     for one in operations:
-        operands: list[Recorded | None] = []
-        kinds: list[InputKind | None] = []
+        operands: list[Operand] = []
         for n, v in enumerate(one.operands):
-            if isinstance(v, Value) and reads_on_host(one.operator.declaration, n):
+            if not isinstance(v, Value):
+                operands.append(None if v is None else (True, v))
+            elif reads_on_host(one.operator.declaration, n):
                 site.require(v.constant, "an input that is read on the host is not a constant")
-                kinds.append(InputKind(v.dtype, v.shape, v.array.tobytes()))
-                continue
-            if isinstance(v, Value):
-                site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
-                if id(v) not in inputs:
-                    inputs[id(v)] = v, whole.input(v.dtype, v.shape)
-                operand: Recorded | None = inputs[id(v)][1]
+                operands.append(InputKind(v.dtype, v.shape, v.array.tobytes()))
             else:
-                operand = None if v is None else made[v]
-            operands.append(operand)
-            kinds.append(None if operand is None else InputKind(operand.dtype, operand.shape))
-        found = traced(one.operator, one.attributes, tuple(kinds))
-        if isinstance(found, str):
-            site.refuse(found)
-        values = [v for v, _ in inputs.values()]
-        there = [r for r in operands if r is not None]
-        (y,), checks = substituted(whole, found.results, there), substituted(whole, found.checks, there)
-        for bad in checks:
-            used = {t.extra for t in order([bad.term]) if t.op == "input"}
-            site.require(all(values[i].constant for i in used), "a value must be checked in each run")
-            arrays = [v.array if i in used else None for i, v in enumerate(values)]
-            site.require(not evaluate([bad.term], arrays)[0].any(), "the definition refuses a value")
-        made.append(y)
-    return [y.term for y in made], [v for v, _ in inputs.values()]
+                site.require(v.dtype in DTYPES, f"elements of {v.dtype}")
+                operands.append((False, inputs.setdefault(id(v), (len(inputs), v))[0]))
+        calls.append((one.operator, one.attributes, tuple(operands)))
+    values = [v for _, v in inputs.values()]
+    found = traced_calls(calls, tuple(InputKind(v.dtype, v.shape) for v in values))
+    if isinstance(found, str):
+        site.refuse(found)
+    for bad in found.checks:
+        used = {t.extra for t in order([bad]) if t.op == "input"}
+        site.require(all(values[i].constant for i in used), "a value must be checked in each run")
+        arrays = [v.array if i in used else None for i, v in enumerate(values)]
+        site.require(not evaluate([bad], arrays)[0].any(), "the definition refuses a value")
+    return list(found.results), values
 
 
 def compute(
@@ -136,9 +124,9 @@ def compute(
     return [made[k] for k in range(len(results))]
 
 
-def ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> dict[int, Range]:
+def ranges(site: Site, results: Sequence[Term], inputs: Sequence[Value]) -> Mapping[int, Range]:
     """The range of each term."""
-    return facts.ranges(list(results), {i: _range_of(site, v) for i, v in enumerate(inputs)})
+    return facts.ranges(tuple(results), tuple(_range_of(site, v) for v in inputs))
 
 
 def finiteness_in(values: Range) -> int:
@@ -185,90 +173,114 @@ class Leaves:
 
     def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: bool = False) -> None:
         """Args: rows: whether something is reduced, so that no part is computed before the others."""
-        self._site, self._inputs, self._rows = site, inputs, rows
+        self._site, self._inputs = site, inputs
         self.shape = results[0].shape
-        self.values: list[Value] = []
-        self._trace = ExpressionTrace()
-        self._places: dict[Any, Recorded] = {}
-        self._done: dict[int, Recorded] = {}
-        self._compute_parts(results, label)
-        for t in order(results, self._done):
-            if t.op != "input":
-                self._done[id(t)] = self._rewritten(t)
-        self.results = [self._of(r).term for r in results]
+        parts = self._computed_parts(results, label, 0 if rows else math.prod(self.shape))
+        places: dict[Any, tuple[int, Value]] = {}
+        sources: list[tuple[Term, int | bytes]] = []
+        for t in (*parts, *(t for t in order(results, {id(t) for t in parts}) if t.op == "input")):
+            v = parts[t] if t in parts else inputs[t.extra]
+            source: int | bytes | None = _number(v)
+            if source is None:
+                v = v.view((), ()) if v.size == 1 else v
+                source, _ = places.setdefault((id(v.buffer), v.offset, v.shape, v.strides, v.dtype), (len(places), v))
+            sources.append((t, source))
+        rewritten = _over_leaves(tuple(results), tuple(sources), rows)
+        if isinstance(rewritten, str):
+            site.refuse(rewritten)
+        self.results, leaves = rewritten
+        values = [v for _, v in places.values()]
+        self.values = [_viewed(values[i], shape) for i, shape in leaves]
 
-    def _compute_parts(self, results: Sequence[Term], label: str) -> None:
-        """Let constants, and values that are smaller than the results, be leaves."""
-        terms, size = order(results), 0 if self._rows else math.prod(self.shape)
+    def _computed_parts(self, results: Sequence[Term], label: str, size: int) -> dict[Term, Value]:
+        """The values of constants, and those that are so much smaller than results of this size; none is for 0."""
+        terms = order(results)
         small = [v.array if v.constant and v.size <= BLOCK else None for v in self._inputs]
-        constant = {id(t) for t in terms if t.op == "const" or (t.op == "input" and small[t.extra] is not None)}
+        constant = {t for t in terms if t.op == "const" or (t.op == "input" and small[t.extra] is not None)}
         for t in terms:
-            if t.args and all(id(a) in constant for a in t.args):
-                constant.add(id(t))
-        before = {id(t) for t in terms if size and t.op not in FREE and t.size * SMALLER <= size} | constant
-        tops = {id(a) for t in terms if id(t) not in before for a in t.args} | {id(r) for r in results}
+            if t.args and constant.issuperset(t.args):
+                constant.add(t)
+        before = {t for t in terms if size and t.op not in FREE and t.size * SMALLER <= size} | constant
+        tops = {a for t in terms if t not in before for a in t.args}.union(results)
+        values: dict[Term, Value] = {}
         parts: dict[tuple[int, ...], list[Term]] = {}
-        for t in (t for t in terms if id(t) in tops & before and t.op not in ("const", "input")):
-            if id(t) in constant:
-                self._done[id(t)] = self._constant(evaluate([t], small)[0])
+        for t in (t for t in terms if t in tops and t in before and t.op not in ("const", "input")):
+            if t in constant:
+                values[t] = self._site.constant(np.ascontiguousarray(evaluate([t], small)[0]))
             else:
                 parts.setdefault(t.shape, []).append(t)
         for several in parts.values():
-            for t, v in zip(several, compute(self._site, several, self._inputs, label), strict=True):
-                self._done[id(t)] = self._leaf(v, t.shape)
+            values |= dict(zip(several, compute(self._site, several, self._inputs, label), strict=True))
+        return values
 
-    def _of(self, t: Term) -> Recorded:
-        """What takes the place of a term that is an input, or was rewritten before."""
-        if id(t) not in self._done:
-            self._done[id(t)] = self._input(t)
-        return self._done[id(t)]
 
-    def _rewritten(self, t: Term) -> Recorded:
+def _number(v: Value) -> bytes | None:
+    """The bytes of a constant that is a number of the expression; None for another value."""
+    if not v.constant or v.size != 1:
+        return None
+    number = v.array.reshape(())
+    with np.errstate(all="ignore"):
+        plain = v.dtype.kind == "b" or (abs(number) <= LITERAL and float(number * LITERAL).is_integer())
+    return number.tobytes() if plain else None
+
+
+@lru_cache(maxsize=1024)
+def _over_leaves(
+    results: tuple[Term, ...], sources: tuple[tuple[Term, int | bytes], ...], rows: bool
+) -> tuple[tuple[Term, ...], tuple[tuple[int, tuple[int, ...]], ...]] | str:
+    """The terms of results as functions of leaves.
+
+    Args:
+        results: the terms.
+        sources: for the inputs, and for what was computed before, the place of the value, or the bytes of a number.
+        rows: whether something is reduced.
+
+    Returns:
+        The terms, and for each leaf the place of the value, and the shape as which it is read, () for one element; or why they
+        are not elementwise.
+    """
+    whole, places = ExpressionTrace(), dict(sources)
+    written: dict[Term, Recorded] = {}
+    leaves: dict[tuple[int, tuple[int, ...]], Recorded] = {}
+
+    def read(source: Term, t: Term) -> Recorded:
+        """A source, in the shape of a term."""
+        place = places[source]
+        if isinstance(place, bytes):
+            return whole.constant(np.frombuffer(place, t.dtype)[0], t.dtype)
+        key = (place, t.shape if t.size != 1 else ())
+        if key not in leaves:
+            leaves[key] = whole.input(t.dtype, t.shape)
+        return leaves[key]
+
+    shape = results[0].shape
+    for t in order(results, {id(t) for t in places}):
         if t.op == "reshape" and t.args[0].op == "input":
-            return self._input(t)
-        args = [self._of(a) for a in t.args]
+            written[t] = read(t.args[0], t)
+            continue
+        args = [written[a] if a in written else read(a, a) for a in t.args]
         if t.op != "reshape":
-            return self._trace.term(t.op, args, t.dtype, t.shape, t.extra)
-        squeezed = self._rows and t.shape == self.shape == t.args[0].shape[:-1]  # the axis that is reduced is not kept
-        self._site.require(squeezed or is_aligned(t, len(self.shape)), "a computed value is reshaped")
-        return args[0]
-
-    def _constant(self, array: np.ndarray) -> Recorded:
-        """A constant: a number of the expression, or a leaf."""
-        if array.size == 1:
-            number = array.reshape(())
-            with np.errstate(all="ignore"):
-                if array.dtype.kind == "b" or (abs(number) <= LITERAL and float(number * LITERAL).is_integer()):
-                    return self._trace.constant(number, array.dtype)
-        return self._leaf(self._site.constant(np.ascontiguousarray(array)), array.shape)
-
-    def _input(self, t: Term) -> Recorded:
-        v = self._inputs[t.extra if t.op == "input" else t.args[0].extra]
-        if v.constant and v.size == 1:
-            made = self._constant(v.array)
-            if made.term.op == "const":
-                return made
-        return self._leaf(v if t.shape == v.shape else v.view(t.shape, _steps(v, t.shape)), t.shape)
-
-    def _leaf(self, v: Value, shape: tuple[int, ...]) -> Recorded:
-        v = v.view((), ()) if v.size == 1 else v
-        key = (id(v.buffer), v.offset, v.shape, v.strides, v.dtype)
-        if key not in self._places:
-            self._places[key] = self._trace.input(v.dtype, shape)
-            self.values.append(v)
-        return self._places[key]
+            written[t] = whole.term(t.op, args, t.dtype, t.shape, t.extra)
+            continue
+        squeezed = rows and t.shape == shape == t.args[0].shape[:-1]  # the axis that is reduced is not kept
+        if not squeezed and not is_aligned(t, len(shape)):
+            return "a computed value is reshaped"
+        written[t] = args[0]
+    return tuple((written[r] if r in written else read(r, r)).term for r in results), tuple(leaves)
 
 
-def _steps(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a value in a shape with other axes of 1."""
+def _viewed(v: Value, shape: tuple[int, ...]) -> Value:
+    """A value in a shape with other axes of 1."""
+    if shape == v.shape:
+        return v
     kept = iter([s for d, s in zip(v.shape, v.strides, strict=True) if d != 1])
-    return tuple(next(kept) if d != 1 else v.dtype.itemsize for d in shape)
+    return v.view(shape, tuple(next(kept) if d != 1 else v.dtype.itemsize for d in shape))
 
 
 def _emit(
     site: Site, leaves: Leaves, label: str, reusable: Callable[[Value], bool], into: Mapping[int, Value], engine: str
 ) -> list[Value]:
-    program = NumpyProgram(leaves.results)
+    program = _program(leaves.results)
     layout = _layout(leaves, into)
     first = program.calls[0].function
     name = getattr(first, "__name__", label) if len(program.calls) == 1 or not label else label
@@ -288,28 +300,13 @@ def _emit(
     return ys
 
 
+_program = lru_cache(maxsize=1024)(NumpyProgram)
+
+
 def _layout(leaves: Leaves, into: Mapping[int, Value]) -> Sequence[int]:
     """The order of the axes of the results in memory: that of what they replace, otherwise of the first input of their shape."""
     orders = (order_of(v) for v in (*into.values(), *leaves.values) if v.shape == leaves.shape)
     return next((o for o in orders if o is not None), range(len(leaves.shape)))
-
-
-# --- machine code
-
-MISSING = "its machine code is not made yet"
-"""Why machine code does not compute a step in a first run."""
-
-WORTH = 1 << 12
-"""The work of a step, in elements times primitives, from which machine code is compiled; code that is kept is used for less."""
-
-TOGETHER = 1 << 16
-"""The work of all steps of an expression in this process from which its code is compiled while the program runs."""
-
-PARALLEL = 1 << 19
-"""The work from which several threads compute a step."""
-
-CHUNK = 1 << 14
-"""The elements that a thread claims at a time."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +333,7 @@ class _Code:
 def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int) -> _Code | None:
     """The machine code for an expression; None if NumPy computes it."""
     size = math.prod(leaves.shape)
-    if not size or available():
+    if size < (1 if site.options.deterministic else 2) or available():  # a number, such as a rate, costs a call anyway
         return None
     model = [Value(Buffer(0), leaves.shape, strides_of(leaves.shape, r.dtype.itemsize, layout), r.dtype) for r in leaves.results]
     dims, steps = collapsed(leaves.shape, layout, [*model, *leaves.values])
@@ -347,7 +344,7 @@ def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int)
     count = len(model)
     classes = movements([s[2] for s in wide[count:]], leaves.values)
     work = size * calls
-    found = machine_code(site, tuple(leaves.results), classes, work)
+    found = machine_code(site, leaves.results, classes, work)
     if found is None:
         return None
     function, used, _ = found
@@ -356,137 +353,6 @@ def _machine_code(site: Site, leaves: Leaves, layout: Sequence[int], calls: int)
     chunk = CHUNK if rows == 1 else max(1, CHUNK // pad[2])
     moves = (*(wide[count + i] for i in used), *wide[:count])
     return _Code(function, used, (pad[2], pad[0], pad[1]), moves, threads, chunk)
-
-
-def movements(steps: Sequence[int], values: Sequence[Value]) -> tuple[str, ...]:
-    """How machine code reads values that have these steps along the inner axis."""
-    return tuple(
-        "scalar" if s == 0 else "row" if s == v.dtype.itemsize else "strided" for s, v in zip(steps, values, strict=True)
-    )
-
-
-def framed(
-    function: Compiled,
-    threads: int,
-    chunk: int,
-    sizes: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    values: Sequence[Value],
-    scratch: Buffer | None = None,
-    places: Sequence[int] = (),
-) -> Callable[[], Bound]:
-    """The function that binds machine code to the present addresses; see elementwise/machine_code.py for the frame.
-
-    Args:
-        function: the code.
-        threads: the number of threads.
-        chunk: what a thread claims at a time.
-        sizes: the inner, the outer and the middle size.
-        steps: for each pointer the steps along the outer, the middle and the inner axis.
-        values: the inputs and the results.
-        scratch: temporary memory.
-        places: the first byte of each array in it.
-    """
-    region = onednn.parallel_region() if threads > 1 else 0
-    numbers = [chunk, *sizes, *(n for s in steps for n in s), *[0] * (len(values) + len(places))]
-    frames = np.array([[0, threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
-    start, address = frames.shape[1] - len(values) - len(places), FrameAddress(frames)
-
-    def bind() -> Bound:
-        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
-        frames[:, start:] = [*(v.address for v in values), *(base + p for p in places)]
-        return [(function.call, (address,))]
-
-    return bind
-
-
-class FrameAddress(int):
-    """The address of a frame, which it keeps.
-
-    Attributes:
-        frames: the frame, and the same one for one thread.
-        threads: the number of threads.
-        single: the address of the one for one thread.
-    """
-
-    frames: np.ndarray
-    threads: int
-    single: int
-
-    def __new__(cls, frames: np.ndarray) -> FrameAddress:
-        made = super().__new__(cls, frames.ctypes.data)
-        made.frames, made.threads, made.single = frames, int(frames[0, 1]), int(frames[1].ctypes.data)
-        return made
-
-
-Code = tuple[Compiled, tuple[int, ...], tuple[np.dtype[Any], ...]]
-"""A function; the place of each input, or ~i for the size that is term i of `order`; the dtypes of its rows of scratch."""
-
-_KNOWN: dict[str, Code | str] = {}
-"""The code of each key, or why there is none."""
-
-_ASKED: Counter[str] = Counter()
-"""The work of the steps that have asked for code that is not there."""
-
-
-def machine_code(site: Site, results: tuple[Term, ...], classes: tuple[str, ...], work: int) -> Code | None:
-    """The machine code of terms; None if there is none, or not yet.
-
-    Args:
-        site: the place; a plan that is deterministic does not depend on what is kept.
-        results: the terms.
-        classes: how each input moves along the inner axis.
-        work: of the step.
-    """
-    if site.options.deterministic and work < WORTH:
-        return None
-    key = repr((_key(results), classes))
-    found = _KNOWN.get(key)
-    if found is None:
-        try:
-            function = None if key in _ASKED else kept(key, "k")
-            waited = site.options.deterministic or waits()
-            if function is None:
-                _ASKED[key] += work
-                if work < WORTH and (waited or _ASKED[key] < TOGETHER):
-                    return None
-            code = emit("k", results, dict(enumerate(classes)))
-        except (NotEmitted, NotCompiled) as reason:
-            _KNOWN[key] = str(reason)
-            return None
-        terms = {id(t): i for i, t in enumerate(order(results))}
-        inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
-        if function is not None:
-            found = _KNOWN[key] = (function, inputs, code.scratch)
-        elif waited:
-            found = _made(key, code, inputs)
-        else:
-            site.wanted[key] = partial(_made, key, code, inputs)
-            return None
-    return None if isinstance(found, str) else found
-
-
-def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
-    """Compile machine code; what is known of it from now on."""
-    found: Code | str = "it cannot be made"
-    try:
-        found = (compiled(key, "k", lambda: code.text), inputs, code.scratch)
-    except (NotEmitted, NotCompiled) as reason:
-        found = str(reason)
-    finally:
-        _KNOWN[key] = found
-    return found
-
-
-def _key(results: Sequence[Term]) -> Any:
-    """All on which the code of an expression depends."""
-    places: dict[int, int] = {}
-    rows = []
-    for t in order(results):
-        places[id(t)] = len(places)
-        shape = (len(t.shape), t.shape[-1:] == t.args[0].shape[-1:]) if t.op in ("reduce", "expand") else None
-        rows.append((t.op, tuple(places[id(a)] for a in t.args), t.dtype.str, t.extra, shape))
-    return rows, [places[id(r)] for r in results]
 
 
 def _outputs(

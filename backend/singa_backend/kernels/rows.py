@@ -15,19 +15,8 @@ from ..elementwise.compile import available
 from ..elementwise.expression import Term, order
 from ..ir.declaration import has_trait
 from .elementwise import FLOATS, collapsed, order_of
-from .expressions import (
-    CHUNK,
-    MISSING,
-    PARALLEL,
-    Leaves,
-    chained,
-    finiteness_in,
-    framed,
-    label_of,
-    machine_code,
-    movements,
-    ranges,
-)  # fmt: skip
+from .expressions import Leaves, chained, finiteness_in, label_of, ranges
+from .frames import CHUNK, MISSING, PARALLEL, framed, machine_code, movements
 from .table import Site, kernel, worst
 from .values import ANY, FINITE, NAN, REACHED, Value, dense
 
@@ -69,7 +58,7 @@ def _emit(site: Site, x: Value, result: Term, inputs: Sequence[Value], label: st
     site.require(all(v.shape[-1] in (1, n) for v in reads), "an input has other rows")
     inner = [v.strides[-1] if v.shape[-1] != 1 else 0 for v in reads]
     work = x.size * len(terms)
-    found = machine_code(site, tuple(leaves.results), movements(inner, reads), work)
+    found = machine_code(site, leaves.results, movements(inner, reads), work)
     if found is None:
         site.refuse(MISSING if site.wanted else "there is no machine code")
     function, places, scratch_types = found

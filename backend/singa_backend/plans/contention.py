@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import machine
 from ..kernels import onednn
-from ..kernels.expressions import FrameAddress
+from ..kernels.frames import FrameAddress
 
 EXCESS, SLACK = 1.5, 0.0005
 """As long as the time on one thread is not known, a run is too slow after EXCESS times the usual time and SLACK seconds."""

@@ -31,6 +31,7 @@ from .exchanges import exchanges, only_sent
 from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
+from .open.caches import Receivers
 from .recompute import Homes, Recomputing
 from .trace import (
     Cache,
@@ -240,16 +241,23 @@ class Plan:
             budget.begin(planner.executor.resident, *roots, planner.executor.states)
         return made
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None) -> list[Any] | None:
+    def run(
+        self,
+        inputs: Sequence[Any],
+        budget: limits.Budget | None = None,
+        execute: Execute | None = None,
+        receivers: Receivers = (),
+    ) -> list[Any] | None:
         """Run the plan on inputs of its shapes and dtypes.
 
         Args:
             inputs: the inputs.
             budget: of this run; None if there is neither a deadline nor a flag, and the limits are those of the planner.
             execute: runs the steps of a segment; None to run them as fast as possible.
+            receivers: arrays of the caller in which large outputs are computed, if nothing prevents it.
 
         Returns:
-            New arrays; None if it needs finite inputs and they are not.
+            New arrays, or receivers; None if it needs finite inputs and they are not.
         """
         if self.planner.unused:
             self.planner.unused = max(self.planner.unused - 1 / PAYING, 0.0)
@@ -260,7 +268,7 @@ class Plan:
         lock.acquire()
         try:
             if plain:
-                return context.run(self._plain, inputs)
+                return context.run(self._plain, inputs, receivers)
             return context.run(self._run, inputs, budget or self.planner.budget(), execute)
         except BaseException:
             before = before or (threads if parallel else 0)  # the steps before the failed one may have set another number
@@ -270,7 +278,7 @@ class Plan:
             if before:
                 onednn.set_threads(before)
 
-    def _plain(self, inputs: Sequence[Any]) -> list[Any] | None:
+    def _plain(self, inputs: Sequence[Any], receivers: Receivers) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""
         if self.texts:
             limits.enter(self.planner.budget())  # which counts the bytes of strings
@@ -288,7 +296,7 @@ class Plan:
         first = self.first
         try:
             if first.passed or first.replaced:
-                first.attach(inputs)
+                first.attach(inputs, receivers if receivers and self._are_written(receivers, inputs) else ())
             if first.pace is not None:
                 first.pace.run(first.flat)
             else:
@@ -301,6 +309,13 @@ class Plan:
             if first.passed:
                 first.detach()
         return made
+
+    def _are_written(self, receivers: Receivers, inputs: Sequence[Any]) -> bool:
+        """Whether steps may write to arrays of the caller: all fit, and no input is read in their memory."""
+        pairs = [(a, v) for a, v in zip(receivers, self.first.outputs, strict=True) if a is not None]
+        read = [inputs[p.index] for p in self.first.passed if p.index >= 0]
+        fit = all(isinstance(v, Value) and a.dtype == v.dtype and a.shape == v.shape for a, v in pairs)
+        return fit and not any(np.may_share_memory(a, x) for a, _ in pairs for x in read)
 
     def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
         limits.enter(budget)

@@ -14,10 +14,9 @@ import numpy as np
 
 from ..ir import graph as ir
 from ..ir.declaration import has_trait
-from .flat import Roles, has_kernel_only
-
-OPERATORS = frozenset(["Add", "Mul", "Sub", "Div", "Sqrt"])
-"""The operators of updates."""
+from ..proto.schemas import schemas
+from .chains import is_elementwise
+from .flat import Roles
 
 
 class NotInPlace(Exception):
@@ -67,7 +66,7 @@ def place_last(graph: ir.Graph, roles: Roles, replaced: Mapping[int, int], numbe
     for at in reversed(range(len(calls))):  # a state is read where it is replaced, and so is what costs no further memory
         c = calls[at]
         more = {i for i in c.reads if i.constant is None} - kept - needed
-        if may[at] and followed(at, last) and (of_states[at] or (c.is_("CastLike", *OPERATORS) and len(more) < 2)):
+        if may[at] and followed(at, last) and (of_states[at] or (is_elementwise(c) and len(more) < 2)):
             last[at] = True
             needed.update(c.reads)
     graph.arrange([*(c for at, c in enumerate(calls) if not last[at]), *(c for at, c in enumerate(calls) if last[at])])
@@ -79,9 +78,17 @@ def _take_types_of_inputs(graph: ir.Graph) -> None:
     for call in graph.nodes:
         if call.is_("CastLike"):
             like = call.inputs[1]
-            while (before := ir.producer(like)) is not None and before.is_(*OPERATORS) and before.outputs[0] is like:
-                like = before.inputs[0]  # the results have the type of the operands
+            while (before := ir.producer(like)) is not None and is_elementwise(before) and _keeps_type(before):
+                like = before.inputs[0]
             call.put(1, like)
+
+
+def _keeps_type(call: ir.Node) -> bool:
+    """Whether the result has the type of the first input."""
+    if call.operator is None:
+        return False
+    schema = schemas[call.domain, call.op_type][call.operator.version]
+    return bool(schema.inputs[0].type_str == schema.outputs[0].type_str)
 
 
 def _cannot_fail(call: ir.Node) -> bool:
@@ -120,7 +127,7 @@ def updates(calls: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[list[
         maker.update(dict.fromkeys(call.results, index))
         for i in call.reads:
             readers[i].add(index)
-    elementwise = {i for i, c in enumerate(calls) if c.is_(*OPERATORS) and len(c.outputs) == 1 and not has_kernel_only(c)}
+    elementwise = {i for i, c in enumerate(calls) if is_elementwise(c)}
     taken: set[int] = set()
     found = []
     for last in sorted(elementwise, reverse=True):

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -18,8 +18,11 @@ from ... import limits
 from ...kernels.table import Invalid, require_finite
 from ...kernels.values import ALIGNMENT, Value, aligned_start, order_of, strides_of
 
-PASSED = 1 << 19
+PASSED = 1 << 17
 """Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
+
+Receivers = Sequence[np.ndarray | None]
+"""The arrays of a caller for the outputs; None where it has none."""
 
 PASSED_STEPS = 8
 """The highest number of steps that are bound in each run for such an array."""
@@ -43,6 +46,7 @@ class ZeroCopy:
         value: what the steps read or write.
         index: of the input; -1 for an output.
         array: that of the present run; None between runs.
+        place: of the output.
         checked: whether a step checks that an input is finite, if the plan needs that.
         memory: of the last output: the next one uses it again if no array shows it any more, because the system takes longer to
             provide new pages than the step to write them.
@@ -53,21 +57,28 @@ class ZeroCopy:
     array: np.ndarray | None = None
     memory: np.ndarray | None = None
     checked: bool = True
+    place: int = -1
 
-    def attach(self, inputs: Sequence[Any]) -> None:
-        """Let the steps that are bound next use the array of this run."""
+    def attach(self, inputs: Sequence[Any], receivers: Receivers = ()) -> None:
+        """Let the steps that are bound next use the array of this run, for an output that of `receivers` if it can be written."""
         value = self.value
         if self.index >= 0:
             given = inputs[self.index]
             moved = np.ascontiguousarray(given if value.contiguous else np.transpose(given, order_of(value.strides)))
             self.array = np.ndarray(value.shape, value.dtype, moved, 0, value.strides)
             value.buffer.memory = moved.reshape(-1).view(np.uint8)
+        elif receivers and self._receives(receiver := receivers[self.place]):
+            self.array, value.buffer.memory = receiver, receiver.reshape(-1).view(np.uint8)
         else:
             if self.memory is None or sys.getrefcount(self.memory) > UNSHARED:
                 self.memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
             start = aligned_start(self.memory)
             self.array = np.ndarray(value.shape, value.dtype, self.memory, start, value.strides)
             value.buffer.memory = self.memory[start : start + value.nbytes]
+
+    def _receives(self, array: np.ndarray | None) -> TypeGuard[np.ndarray]:
+        """Whether steps may write an array of the caller, which has the shape and dtype of the output."""
+        return array is not None and self.value.contiguous and array.flags.c_contiguous and array.flags.aligned
 
     def require_finite(self) -> None:
         """Raise Invalid unless the input of this run is finite."""
@@ -255,4 +266,7 @@ class GrowingSpace:
             require_finite(c)
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "GrowingSpace", "Replaced", "ZeroCopy", "append", "shows_cache", "unbound"]
+__all__ = [
+    "PASSED", "PASSED_STEPS", "CacheMemory", "GrowingSpace", "Receivers", "Replaced", "ZeroCopy", "append", "shows_cache",
+    "unbound",
+]  # fmt: skip

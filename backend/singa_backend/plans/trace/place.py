@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...kernels.expressions import FrameAddress
+from ...kernels.frames import FrameAddress
 from ...kernels.onednn import thread_switch, threads_of
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value, aligned
 from .. import arena as arenas
@@ -117,13 +117,13 @@ class Placer(Opener):
             if isinstance(e, Value) and e.dtype.kind in "biufc" and not results[id(e.buffer)] and id(e.buffer) not in written:
                 made[id(e.buffer)] = ZeroCopy(e, index)
         made_here = written - {id(e.buffer) for e in self.entries if isinstance(e, Value)}
-        for o in segment.outputs:
+        for place, o in enumerate(segment.outputs):
             if not isinstance(o, Value) or o.offset or o.nbytes != o.buffer.nbytes or o.buffer.pinned:
                 continue
             if not (o.is_dense if self.options.ordered else o.contiguous):
                 continue
             if results[id(o.buffer)] == 1 and id(o.buffer) in made_here:
-                made[id(o.buffer)] = ZeroCopy(o)
+                made[id(o.buffer)] = ZeroCopy(o, place=place)
         found = {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
         if self.replaced:
             replaced = enumerate(self.entries)

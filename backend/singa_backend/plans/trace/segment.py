@@ -18,7 +18,7 @@ from ...kernels.values import Bound, Buffer, OpaqueValue, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..bodies import Bodies
 from ..contention import Pace, contention, single_step
-from ..open.caches import Replaced, ZeroCopy, unbound
+from ..open.caches import Receivers, Replaced, ZeroCopy, unbound
 from ..updates import require_apart
 from .items import Item
 
@@ -160,10 +160,10 @@ class Segment:
     cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
 
-    def attach(self, inputs: Sequence[Any]) -> None:
+    def attach(self, inputs: Sequence[Any], receivers: Receivers = ()) -> None:
         """Bind the steps that use inputs and outputs which are not copied to those of this run."""
         for p in self.passed:
-            p.attach(inputs)
+            p.attach(inputs, receivers)
         if sum([p.moves(inputs) for p in self.replaced]):
             require_apart([p.array for p in self.replaced if p.array is not None])
             for start, step, _ in self.updating:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from ...elementwise.compile import available
 from ...ir import graph as ir
 from ...ir.graph import ABSENT
-from ...kernels.expressions import MISSING, ExpressionCall, compute, trace
+from ...kernels.expressions import ExpressionCall, compute, trace
+from ...kernels.frames import MISSING
 from ...kernels.table import Kernel, Refused
 from ...kernels.values import Value
 from ..chains import chains, is_elementwise
