@@ -10,7 +10,7 @@ from ..elementwise.builder import LANES
 from ..elementwise.compile import NotCompiled
 from ..gemm.frame import FrameFunction
 from ..gemm.tiles import HEIGHT, TILES
-from .expressions import framed
+from .frames import framed
 from .table import Site
 from .values import Value
 
