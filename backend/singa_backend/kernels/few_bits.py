@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,11 @@ from .table import Site, kernel
 from .values import FINITE, Value
 
 DOMAIN = "com.microsoft"
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""The contents of weights, scales and zero points."""
+
+Made = TypeVar("Made")
 
 ROUNDED = 4
 """The `accuracy_level` that permits to round A to bytes."""
@@ -150,7 +156,8 @@ def matmul_nbits(
     kind = FewBitsKind(bits, min(block, 32), points, level())
     change = _same if rounds else signed(bits)
     what = ("few bits", scales.key, None if zeros is None else zeros.key, bits, block, n, rounds)
-    weights = _packed(site, b, what, lambda: pack(*_arrays(b, scales, zeros, n, k, block), bits, block, change))
+    arrays = _arrays(b, scales, zeros, n, k, block)
+    weights = _packed(site, b, what, arrays, lambda: pack(*arrays, bits, block, change))
     matrix, y, flat = _matrices(site, x, n)
     table = None if rounds else (np.arange(16, dtype=np.float32) + 8) % 16 - 8
     Product(site, x, matrix, weights, n, min(block, LARGEST), kind).emit(rounds, bias, table, flat)
@@ -170,12 +177,10 @@ def matmul_bnb4(site: Site, x: Value, b: Value, absmax: Value) -> Value:
     site.require(b.dtype == UINT8 and absmax.dtype == F32 and fits, "the shapes or dtypes do not match")
     site.require_finite(x)
     what = ("few bits", absmax.key, "codes", block, n)
-
-    def make() -> Blocks:
-        return pack(b.read().reshape(n, k // block, -1), absmax.read().reshape(n, -1), None, 4, block, swapped)
-
     matrix, y, flat = _matrices(site, x, n)
-    weights, form = _packed(site, b, what, make), FewBitsKind(4, min(block, 32), "", level(), table=True)
+    arrays = b.read().reshape(n, k // block, -1), absmax.read().reshape(n, -1), None
+    weights = _packed(site, b, what, arrays, lambda: pack(*arrays, 4, block, swapped))
+    form = FewBitsKind(4, min(block, 32), "", level(), table=True)
     Product(site, x, matrix, weights, n, min(block, LARGEST), form).emit(False, None, FOUR_BIT_CODES[kind], flat)
     return y
 
@@ -184,17 +189,20 @@ def _same(b: np.ndarray) -> np.ndarray:
     return b
 
 
-def _packed(site: Site, b: Value, what: Any, make: Callable[[], Blocks]) -> Blocks:
-    """Packed weights, made once for all plans; the system may reuse the memory of a mapped file then."""
-
-    def once() -> Blocks:
-        try:
-            return make()
-        finally:
-            release(b.read())
-
-    found: Blocks = site.derived(b, what, once)
+def _packed(site: Site, b: Value, what: Any, arrays: Arrays, make: Callable[[], Blocks]) -> Blocks:
+    """What `make` returns for the arrays, made once for all plans."""
+    found: Blocks = site.derived(b, what, lambda: _then_released(arrays, make))
     return found
+
+
+def _then_released(arrays: Arrays, make: Callable[[], Made]) -> Made:
+    """What `make` returns; the system may reuse the memory of the arrays of a mapped file then."""
+    try:
+        return make()
+    finally:
+        for array in arrays:
+            if array is not None:
+                release(array)
 
 
 def _matrices(site: Site, x: Value, n: int) -> tuple[Value, Value, Value]:
@@ -243,7 +251,10 @@ def matmul_kept_floats(
     site.require_finite(x)
     what = ("few bits", scales.key, None if zeros is None else zeros.key, bits, block, n, k)
     matrix, y, flat = _matrices(site, x, n)
-    rounded_product(site, x, matrix, bias, lambda: floats(*_arrays(b, scales, zeros, n, k, block), bits, k), b, what, flat)
+    arrays = _arrays(b, scales, zeros, n, k, block)
+
+    weights = partial(_then_released, arrays, lambda: floats(*arrays, bits, k))
+    rounded_product(site, x, matrix, bias, weights, b, what, flat)
     return y
 
 
@@ -304,9 +315,7 @@ def _require(site: Site, x: Value, b: Value, scales: Value, zeros: Value | None,
     site.require(bias is None or (bias.size == n and bias.contiguous), "the shapes do not match")
 
 
-def _arrays(
-    b: Value, scales: Value, zeros: Value | None, n: int, k: int, block: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _arrays(b: Value, scales: Value, zeros: Value | None, n: int, k: int, block: int) -> Arrays:
     """The contents of the constants, in the shapes that `pack` takes; those of a file are not copied."""
     blocks = -(-k // block)
     points = None if zeros is None else zeros.read().reshape(n, -1)
