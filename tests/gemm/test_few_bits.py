@@ -266,6 +266,31 @@ def test_nodes_with_one_input_round_it_once() -> None:
     assert ran_by_kernel(rep).count("machine.rounding of rows") == 1
 
 
+@pytest.mark.parametrize("accuracy", [0, 4])
+def test_nodes_with_one_input_and_other_blocks(accuracy: int) -> None:
+    """Blocks of 1,024 are four packed ones, so that the copy of A is longer than for blocks of 256."""
+    n, k, made = 40, 300, None
+    given = {block: drawn(n, k, block=block, seed=block) for block in (256, 1024)}
+    for block, constants in given.items():
+        one = model(n, k, constants, bits=4, block_size=block, accuracy_level=accuracy)
+        if made is None:
+            made = one
+            continue
+        for tensor in one.graph.initializer:
+            tensor.name += "2"
+        one.graph.node[0].input[1:3] = ["b2", "scales2"]
+        one.graph.node[0].output[0] = one.graph.output[0].name = "z"
+        made.graph.node.extend(one.graph.node)
+        made.graph.initializer.extend(one.graph.initializer)
+        made.graph.output.extend(one.graph.output)
+    for count in (1, 3):
+        x = rows(count, k)
+        results = SingaBackend.prepare(made, threads=1).run([x])
+        for y, (block, constants) in zip(results, given.items(), strict=True):
+            exact = x @ weights(n, k, constants, 4, block).T
+            assert error(y.reshape(-1), exact.reshape(-1)) <= (5 * ROUNDED if accuracy else EXACT)
+
+
 @pytest.mark.skipif(onednn.library() is None or rounding() == NONE, reason="there are no products in bfloat16")
 def test_memory_for_speed_keeps_bfloat16() -> None:
     for count in (1, 2, 40):

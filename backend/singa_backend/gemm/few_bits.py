@@ -171,10 +171,11 @@ def _lanes(k: Code, x: Vector, step: Callable[[Vector, Vector], Vector]) -> str:
 # --- products
 
 WEIGHTS = ("w", "factors", "zeros", "bias", "table")
+"""Words, scales and zero points in tiles, a number for each column, and the entries of the table."""
 
 INTEGERS = FrameLayout(("rows", "n", "blocks", "steps", "stride", "groups", "height"), ("left", "scales", "sums", *WEIGHTS, "y"))
 FLOATS = FrameLayout(("rows", "n", "blocks", "steps", "groups", "height"), ("left", "sums", *WEIGHTS, "y"))
-PANELS = FrameLayout(("rows", "n", "k", "blocks", "steps", "stride", "groups", "height"), ("left", *WEIGHTS, "y"))
+PANELS = FrameLayout(("rows", "n", "blocks", "steps", "stride", "groups", "height"), ("left", *WEIGHTS, "y"))
 
 
 @dataclass(frozen=True)

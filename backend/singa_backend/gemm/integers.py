@@ -63,9 +63,7 @@ def widening(kind: IntegersKind) -> FrameFunction:
         def part(i: str) -> None:
             v = k.load(k.at(x, i), dtype, k.first(k.minus(a["k"], i)))
             if kind.element == 2:
-                v = k.shuffled(
-                    v.to("sext" if kind.signed else "zext", "i16"), [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(LANES)]
-                )
+                v = k.shuffled(v.to("sext" if kind.signed else "zext", "i16"), PAIRS)
             elif flips:
                 v = v ^ 128
             k.write(v, k.at(left, k.times(i, kind.element)), 1)

@@ -77,7 +77,7 @@ class Product:
         return {**tile_sizes(rows, self.n), "k": k, "block": self.block, "blocks": self.blocks, "steps": steps}
 
     def left(self, function: FrameFunction, dtype: Any, name: str) -> dict[str, Value]:
-        """A in the form that the code reads, made once for all products of it with equal blocks: rows, sums, scales."""
+        """A in the form that the code reads, made once for all products with equal blocks: rows, sums, scales."""
         site, rows = self.site, self.matrix.shape[0]
         length = self.blocks * self.block + GAP // np.dtype(dtype).itemsize
         made: dict[str, Value] = {}
@@ -96,7 +96,8 @@ class Product:
             return made[which]
 
         names = ("left", "sums", "scales") if dtype == np.int8 else ("left", "sums")
-        return {n: site.kept(self.x, (function.what, self.block, n), lambda n=n: part(n)) for n in names}  # type: ignore[misc]  # a lambda with defaults
+        key = (function.what, self.block, self.blocks)
+        return {n: site.kept(self.x, (*key, n), partial(part, n)) for n in names}
 
     def emit(self, rounds: bool, bias: Value | None, table: np.ndarray | None, y: Value) -> None:
         """Add the steps."""
@@ -107,13 +108,8 @@ class Product:
         else:
             function, name = (code.floats(kind), "product of a row") if rows == 1 else (code.panels(kind), "product of rows")
             left = self.left(code.copying(), np.float32, "copy of rows")
-        values = {
-            **left,
-            "w": weights.words,
-            "factors": weights.scales,
-            "y": y,
-            "bias": _padded(site, bias, weights.tiles * LANES),
-        }
+        values = {**left, "w": weights.words, "factors": weights.scales, "y": y}
+        values["bias"] = _padded(site, bias, weights.tiles * LANES)
         if weights.zeros is not None:
             values["zeros"] = weights.zeros
         if table is not None:
