@@ -28,13 +28,13 @@ class Frame:
         self.function.call(self.frame.ctypes.data)
 
 
-def assembly(function: FrameFunction, name: str, more: str = "") -> str:
+def assembly(function: FrameFunction, name: str) -> str:
     """The instructions of a function for a level."""
     triple, cpu, features = LEVELS[name]
     target(name)
     llvm: Any = machine._llvm()
     module = llvm.parse_assembly(function.text("f"))
-    found = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features + more, opt=3, reloc="pic")
+    found = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic")
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(found, options)
     builder.getModulePassManager().run(module, builder)

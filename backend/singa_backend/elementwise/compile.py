@@ -50,6 +50,7 @@ LEVELS: dict[str, tuple[str, str, str]] = {
     "aarch64": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
 }
 LEVELS["vnni"] = (*LEVELS["avx512"][:2], LEVELS["avx512"][2] + ",+avx512vnni")
+LEVELS["dotprod"] = (*LEVELS["aarch64"][:2], LEVELS["aarch64"][2] + ",+dotprod")
 """For each level the triple, the processor and its features."""
 
 CEILING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -186,7 +187,7 @@ def _ceiling() -> str | None:
 def _own_level() -> str:
     flags = {f.replace("_", "") for f in _flags()}
     if not HERE and not _llvm().get_process_triple().startswith("x86_64"):
-        return "aarch64"
+        return "dotprod" if "dotprod" in flags else "aarch64"
     wide = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags
     return "vnni" if wide and "avx512vnni" in flags else "avx512" if wide else "avx2"
 
@@ -243,7 +244,7 @@ def target(level: str) -> Machine:
     """The processors of a level, for objects that need not run here.
 
     Args:
-        level: "avx2", "avx512" or "aarch64".
+        level: a key of `LEVELS`.
     """
     _llvm().initialize_all_targets()
     _llvm().initialize_all_asmprinters()

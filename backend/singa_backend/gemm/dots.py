@@ -129,8 +129,8 @@ class Avx2(Dots):
         return total if self.bits == 8 else self._wide(total)
 
 
-class Signed(Dots):
-    """Reductions of products of signed bytes, which are one instruction of Arm's with dot products."""
+class Neon(Dots):
+    """Products of signed bytes in 16 bits, whose neighbours are added twice."""
 
     kind, parts = "<4 x i32>", 4
 
@@ -138,24 +138,32 @@ class Signed(Dots):
         super().__init__(code, bits)
         self.middle = 1 << bits - 1
 
-    def spread(self, pointer: str) -> str:
-        """Four bytes of a row, for all columns of a part."""
-        return self.code.raw(f"sext <16 x i8> {super().spread(pointer)} to <16 x i32>")
-
     def columns(self, words: Vector) -> list[tuple[str, str]]:
         """The bytes of the columns of each part, and what else `add` needs of them."""
-        k = self.code
-        parts = [k.raw(f"sub <16 x i8> {b}, splat (i8 {self.middle - 256 * (self.bits == 8)})") for b in self._split(words)]
-        return [(k.raw(f"sext <16 x i8> {b} to <16 x i32>"), "") for b in parts]
+        middle = self.middle - 256 * (self.bits == 8)
+        return [(self.code.raw(f"sub <16 x i8> {b}, splat (i8 {middle})"), "") for b in self._split(words)]
 
     def _added(self, total: str, column: tuple[str, str], row: str) -> str:
-        k, name = self.code, "llvm.vector.partial.reduce.add.v4i32.v16i32"
-        k.declared.add(f"declare {self.kind} @{name}({self.kind}, <16 x i32>)")
-        products = k.raw(f"mul <16 x i32> {column[0]}, {row}")
-        return k.raw(f"call {self.kind} @{name}({self.kind} {total}, <16 x i32> {products})")
+        k, sums = self.code, []
+        for first in (0, 8):
+            lanes = ", ".join(f"i32 {first + i}" for i in range(8))
+            halves = [k.raw(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{lanes}>") for v in (column[0], row)]
+            a, b = (k.raw(f"sext <8 x i8> {v} to <8 x i16>") for v in halves)
+            products = k.raw(f"mul <8 x i16> {a}, {b}")
+            sums.append(self._call("aarch64.neon.saddlp.v4i32.v8i16", "<4 x i32>", "<8 x i16>", products))
+        return k.raw(f"add <4 x i32> {total}, {self._call('aarch64.neon.addp.v4i32', '<4 x i32>', '<4 x i32>', *sums)}")
 
 
-DOTS: dict[str, type[Dots]] = {"avx2": Avx2, "avx512": Avx2, "vnni": Vnni, "aarch64": Signed}
+class DotProduct(Neon):
+    """One instruction of Arm's dot products."""
+
+    def _added(self, total: str, column: tuple[str, str], row: str) -> str:
+        k, name, operand = self.code, "llvm.aarch64.neon.sdot.v4i32.v16i8", "<16 x i8>"
+        k.declared.add(f"declare {self.kind} @{name}({self.kind}, {operand}, {operand})")
+        return k.raw(f"call {self.kind} @{name}({self.kind} {total}, {operand} {column[0]}, {operand} {row})")
+
+
+DOTS: dict[str, type[Dots]] = {"avx2": Avx2, "avx512": Avx2, "vnni": Vnni, "aarch64": Neon, "dotprod": DotProduct}
 """The dot products of each level."""
 
 
@@ -213,15 +221,19 @@ class WeightPairs(WeightDots):
         return self.code.raw(f"add <8 x i32> {total}, {pairs}")
 
 
-class WeightSigned(Signed, WeightDots):
+class WeightNeon(Neon, WeightDots):
     """Signed bytes of rows."""
 
     def columns_of(self, words: Vector, plane: int) -> list[tuple[str, str]]:
         """The columns of a plane."""
-        return [(self.code.raw(f"sext <16 x i8> {b} to <16 x i32>"), "") for b in self._split(words)]
+        return [(b, "") for b in self._split(words)]
+
+
+class WeightDotProduct(DotProduct, WeightNeon):
+    """Signed bytes of rows, by Arm's dot products."""
 
 
 WEIGHT_DOTS: dict[str, type[WeightDots]] = {
-    "avx2": WeightPairs, "avx512": WeightPairs, "vnni": WeightVnni, "aarch64": WeightSigned,
+    "avx2": WeightPairs, "avx512": WeightPairs, "vnni": WeightVnni, "aarch64": WeightNeon, "dotprod": WeightDotProduct,
 }  # fmt: skip
 """The dot products with signed columns of each level."""

@@ -245,19 +245,19 @@ class _ProductText:
     def field(self, words: Vector, i: int) -> Vector:
         """The values at a place of each word, minus the middle, as floats."""
         bits = self.kind.bits
-        if self.kind.table or (bits == 4 and self._is_wide()):
+        if self.kind.table or (bits == 4 and self.is_wide()):
             return self._entries(words if not i else words.two(bits * i, "lshr"))
         top = words if (i + 1) * bits == 32 else words.two(32 - (i + 1) * bits, "shl")
         return top.two(32 - bits, "ashr").to("sitofp", "float")
 
-    def _is_wide(self) -> bool:
+    def is_wide(self) -> bool:
         """Whether a vector is one of the processor."""
         return self.kind.level in ("avx512", "vnni")
 
     def _entries(self, places: Vector) -> Vector:
         """The entries of the table at the lowest four bits of each word."""
         k, table = self.k, self.a["table"]
-        if self._is_wide():
+        if self.is_wide():
             return self._permuted("avx512.permvar.sf.512", LANES, k.of("float", table, 4).name, places)
         if self.kind.level == "avx2":
             low, high = (
@@ -281,13 +281,13 @@ class _ProductText:
         return k.joined(parts, "float")
 
 
-INTEGER_SHAPES = {"vnni": ((4, 2, 1), 2), "avx2": ((4, 2, 1), 1), "avx512": ((4, 2, 1), 1), "aarch64": ((4, 2, 1), 1)}
-"""The numbers of rows, and the tiles, that products of several rows of integers compute together."""
+COUNTS = (4, 2, 1)
+"""The numbers of rows that products of several rows of integers compute together."""
 
 
 def integers(kind: FewBitsKind) -> FrameFunction:
     """Multiplies rounded rows by weights."""
-    counts, wide = INTEGER_SHAPES[kind.level]
+    wide = TILES if kind.level == "vnni" else 1
 
     def unit(k: Code, a: dict[str, str], i: str) -> None:
         product = _ProductText(k, kind, a)
@@ -297,7 +297,7 @@ def integers(kind: FewBitsKind) -> FrameFunction:
             for start in range(0, TILES, several):
                 _integer_rows(product, tiles[start : start + several], row, count)
 
-        in_unit(k, a, 4, i, lambda t, first, end: by_rows(k, first, end, counts, partial(rows, product.tiles(t))))
+        in_unit(k, a, 4, i, lambda t, first, end: by_rows(k, first, end, COUNTS, partial(rows, product.tiles(t))))
 
     return FrameFunction(f"integers {kind}", INTEGERS, lambda name: module(name, INTEGERS, units, unit))
 
@@ -407,8 +407,8 @@ def _float_row(product: _ProductText, tiles: Sequence[WeightTile]) -> None:
         k.write(k.get(place, "float"), t.result.y)
 
 
-FLOAT_SHAPES = {"vnni": ((6, 3, 2, 1), 2), "avx512": ((6, 3, 2, 1), 2), "avx2": ((6, 3, 2, 1), 1), "aarch64": ((6, 3, 2, 1), 1)}
-"""The numbers of rows, and the tiles, that products of several rows of floats compute together."""
+FLOAT_COUNTS = (6, 3, 2, 1)
+"""The numbers of rows that products of several rows of floats compute together."""
 
 
 def panels(kind: FewBitsKind) -> FrameFunction:
@@ -424,7 +424,7 @@ def panels(kind: FewBitsKind) -> FrameFunction:
 def _by_panels(product: _ProductText, tiles: Sequence[WeightTile], first: str, end: str) -> None:
     """Compute rows, of which a panel of weights is added at a time."""
     k, a, kind = product.k, product.a, product.kind
-    counts, wide = FLOAT_SHAPES[kind.level]
+    wide = TILES if product.is_wide() else 1
     panel = k.place(f"[{PANEL * wide * LANES} x float]")
     deep = k.times(a["steps"], kind.deep)
     several = k.raw(f"udiv i64 {PANEL}, {deep}")
@@ -446,7 +446,7 @@ def _by_panels(product: _ProductText, tiles: Sequence[WeightTile], first: str, e
                 _add_rows(product, together, panel, x, row, count, depth)
 
             k.loop(last, 1, expand, b)
-            by_rows(k, first, end, counts, rows)
+            by_rows(k, first, end, FLOAT_COUNTS, rows)
 
     k.loop(end, 1, start, first)
     k.loop(a["blocks"], several, piece)

@@ -24,8 +24,10 @@ DEEP = 16
 PAIRS = [i + p for i in range(0, LANES, 4) for p in (0, 2, 1, 3)]
 """The order of the int16 of a row."""
 
-SHAPES = {"vnni": ((6, 2, 1), 2), "avx2": ((4, 2, 1), 1), "avx512": ((4, 2, 1), 1), "aarch64": ((4, 2, 1), 1)}
-"""The numbers of rows, and the tiles, that are computed together."""
+SHAPES = {"vnni": ((6, 2, 1), 2)}
+"""The numbers of rows, and the tiles, that are computed together, where they are not `SHAPE`."""
+
+SHAPE = (4, 2, 1), 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ PRODUCTS = FrameLayout(
 
 def integers(kind: IntegersKind) -> FrameFunction:
     """Multiplies copied rows by weights."""
-    counts, wide = SHAPES[kind.level]
+    counts, wide = SHAPES.get(kind.level, SHAPE)
 
     def unit(k: Code, a: dict[str, str], i: str) -> None:
         byte = k.raw(f"load i8, ptr {a['zero']}, align 1")
@@ -104,7 +106,7 @@ def _offset(kind: IntegersKind) -> int:
     """What copied rows have added to A."""
     if kind.level == "vnni":
         return 128 if kind.signed else 0
-    return -128 if kind.level == "aarch64" and not kind.signed else 0
+    return -128 if kind.element == 1 and not kind.signed else 0
 
 
 def _rows(k: Code, kind: IntegersKind, a: dict[str, str], zero: Vector, tiles: Sequence[Tile], row: str, count: int) -> None:
