@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.elementwise_draws import FURTHER, Key, combinations, draws, elementwise
 
-import singa_backend.operators  # noqa: F401  # declares ONNX's operators
-from singa_backend.conform.fuzz import recipes
-from singa_backend.conform.fuzz.generate import allowed_types, draw_opset
-from singa_backend.conform.fuzz.strategies import Draw, Skip
+from singa_backend.conform.fuzz.strategies import Draw
 from singa_backend.devices.namespaces import numpy
-from singa_backend.domains import load_domain
 from singa_backend.elementwise.expression import ExpressionTrace, NotTraced, order
 from singa_backend.elementwise.numpy_form import evaluate
 from singa_backend.errors import OperatorError
-from singa_backend.ir.declaration import declarations, has_trait
+from singa_backend.ir.declaration import declarations
 from singa_backend.ir.versioned import VersionedOperator, reads_on_host
-from singa_backend.proto.schemas import LAX, MICROSOFT, schemas
-
-load_domain(MICROSOFT)
-TRAINING = "ai.onnx.preview.training"
-Key = tuple[str, str]
-
-FURTHER: list[Key] = [
-    *((TRAINING, name) for name in ("Adagrad", "Adam", "Momentum")),
-    *(("", name) for name in (
-        "BitCast", "DynamicQuantizeLinear", "Dropout", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool",
-        "InstanceNormalization", "LayerNormalization", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization",
-        "QuantizeLinear", "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax",
-        "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Softmax", "SwiGLU",
-    )),
-    *((MICROSOFT, name) for name in (
-        "BiasAdd", "BiasGelu", "DequantizeLinear", "FastGelu", "QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid",
-        "QOrderedGelu", "QOrderedLayerNormalization", "QuantizeLinear", "ScaledSiLU", "SkipLayerNormalization",
-        "SkipSimplifiedLayerNormalization",
-    )),
-]  # fmt: skip
-"""What the trait of an elementwise operator does not name: optimizers, several inputs with rules of their own, rows, numbers of
-other types."""
+from singa_backend.proto.schemas import MICROSOFT
 
 JOINED = "a reshape that joins or splits axes"
 NOT_TRACED: dict[tuple[Key, int], str] = {
@@ -57,59 +31,13 @@ NOT_TRACED: dict[tuple[Key, int], str] = {
 }
 """Versions of which some nodes leave no expression, and what these ask for: all are neighbours of elementwise operators."""
 
-NATIVE = [np.dtype(c) for c in "?bBhHiIlLefd"]
 CASES = 5
 """How many nodes of an operator are drawn for each combination of types."""
-
-
-class Special(Draw):
-    """Draws special values for half of the elements of a tensor of floats that may have them."""
-
-    def _floats(self, dtype: np.dtype[Any], shape: tuple[int, ...], kind: str) -> np.ndarray:
-        x = super()._floats(dtype, shape, kind)
-        if kind not in ("any", "small"):
-            return x
-        info = np.finfo(dtype)
-        tiny = [info.smallest_subnormal, 3 * info.smallest_subnormal, -info.smallest_subnormal, info.tiny, -info.tiny, info.eps]
-        large = [info.max, -info.max, 1e4, -1e4, 88.5, -103.5, 20, -20, 3, -3]
-        values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1, -1, 0.5, *tiny, *large], dtype)
-        return np.where(self.rng.random(shape) < 0.5, self.rng.choice(values, shape), x)
-
-
-def elementwise() -> list[Key]:
-    """The operators that are elementwise by their newest declaration."""
-    domains = ("", MICROSOFT, LAX, TRAINING)
-    return sorted(
-        key for key in declarations if key[0] in domains and (has_trait(*key, "unary") or has_trait(*key, "broadcasting"))
-    )
 
 
 def versions() -> list[tuple[Key, int]]:
     listed = [(key, version) for key in (*elementwise(), *FURTHER) for version in sorted(declarations[key])]
     return [*dict.fromkeys([v for v in listed if combinations(*v)] + list(NOT_TRACED))]
-
-
-def combinations(key: Key, version: int) -> list[dict[str, np.dtype[Any]]]:
-    """The types of a version that NumPy has; of many combinations each type of each parameter at least once."""
-    allowed = {p: [d for d in found if d in NATIVE] for p, found in allowed_types(schemas[key][version]).items()}
-    if np.prod([len(found) for found in allowed.values()]) <= len(NATIVE) ** 2:
-        return [dict(zip(allowed, types, strict=True)) for types in product(*allowed.values())]
-    return [{p: found[(i + j) % len(found)] for j, (p, found) in enumerate(allowed.items())} for i in range(len(NATIVE))]
-
-
-def draws(key: Key, version: int, types: dict[str, np.dtype[Any]]) -> Iterator[Draw]:
-    """Nodes of these types."""
-    rng = np.random.default_rng([version, *key[1].encode(), *"".join(d.char for d in types.values()).encode()])
-    found = 0
-    for _ in range(10 * CASES):
-        d = Special(rng, schemas[key][version], draw_opset(rng, *key, version), types)
-        try:
-            recipes.recipe_of(*key)(d)
-        except Skip:
-            continue
-        yield d
-        if (found := found + 1) == CASES:
-            return
 
 
 def call(key: Key, version: int, xp: Any, inputs: list[Any], d: Draw) -> list[Any]:
@@ -137,7 +65,7 @@ def test_an_expression_has_the_bits_of_the_definition(key: Key, version: int) ->
     compared = 0
     reasons = set()
     for types in combinations(key, version):
-        for d in draws(key, version, types):
+        for d in draws(key, version, types, CASES):
             try:
                 trace, results, arrays = traced(key, version, d)
             except NotTraced as error:

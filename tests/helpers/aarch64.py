@@ -1,10 +1,11 @@
-"""Runs ONNX's suite, tests of definitions and three nets on aarch64, which qemu-user emulates; needs Debian on another processor.
+"""Runs ONNX's suite, tests of definitions, three nets, machine code and its bits on aarch64, which qemu-user emulates.
 
-    python tests/helpers/aarch64.py FOLDER [suite] [tests] [nets]     # tox -e aarch64; all three by default
+    python tests/helpers/aarch64.py FOLDER [suite] [tests] [nets] [code] [bits]     # tox -e aarch64; all by default
 
-FOLDER gets Python and its libraries from Debian's packages of arm64 (`root`), wheels from PyPI (`site`), and `python`, which
-runs both by qemu-aarch64 for this program and for the processes that it starts. They are kept for the next run. apt-get has its
-lists, its cache and its state in FOLDER, so that those of the system, and its architectures, stay as they are.
+It needs Debian on another processor. FOLDER gets Python and its libraries from Debian's packages of arm64 (`root`), wheels from
+PyPI (`site`), and `python`, which runs both by qemu-aarch64 for this program and for the processes that it starts. They, and
+machine code, are kept for the next run. apt-get has its lists, its cache and its state in FOLDER, so that those of the system,
+and its architectures, stay as they are. The step `bits` compares bits with this processor's: it needs sonnx[jit] here too.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ TOOLS = {"qemu-aarch64": "qemu-user", "apt-get": "apt", "dpkg-deb": "dpkg"}
 PACKAGES = ("python3", "libgomp1", "libstdc++6")
 """What is unpacked, with everything that it depends on."""
 
+EXTRAS = ("image", "jit", "text")
+"""Those that the suite and machine code use."""
+
 GLIBC = range(17, 37)
 """The versions 2.x for which wheels are accepted: up to that of Debian 12."""
 
 TESTS = [
     f"tests/operators/test_{name}.py" for name in ("arithmetic", "conv", "linalg", "normalization", "pool", "reduction", "unary")
 ]
+CODE = [f"tests/elementwise/test_{name}.py" for name in ("compile", "functions", "later", "load", "machine_code", "steps")]
 SONNX = ("-c", "from singa.cli import start; start()")
 NETS = ("bert", "lstm", "mobilenetv2")
 COMPARE = """
@@ -49,10 +54,14 @@ for name in sys.argv[1:]:
     print(f"{name}: errors against PyTorch {', '.join(f'{e:.1e}' for e in errors)} of the largest value", flush=True)
     assert max(errors) < 1e-5, name
 """
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+BITS = "bits"
 STEPS: dict[str, tuple[str, ...]] = {
     "suite": (*SONNX, "conform", "--timeout", "1800"),
-    "tests": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--without-plans", *TESTS),
+    "tests": (*PYTEST, "--without-plans", *TESTS),
     "nets": ("-c", COMPARE, *NETS),
+    "code": (*PYTEST, *CODE),
+    BITS: ("-m", "tests.helpers.elementwise_bits"),
 }
 
 
@@ -72,25 +81,36 @@ def root(folder: Path) -> None:
         call(["dpkg-deb", "-x", str(package), str(folder / "root")], f"{package.name} must be an archive")
 
 
-def site(folder: Path) -> None:
-    """Install this project's requirements, and those of the steps, as wheels for the unpacked Python."""
+def requirements() -> list[str]:
+    """What this project, some of its extras and the steps need on aarch64."""
     with open(PROJECT / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
-    texts = [*project["dependencies"], "onnx==1.23.2", "pytest>=8.2"]
+    extras = [text for extra in EXTRAS for text in project["optional-dependencies"][extra]]
+    texts = [*project["dependencies"], *extras, "onnx==1.23.2", "pytest>=8.2"]
     emulated = {"platform_machine": "aarch64", "sys_platform": "linux"}
-    wanted = [r for r in map(Requirement, texts) if r.marker is None or r.marker.evaluate(emulated)]
+    return [f"{r.name}{r.specifier}" for r in map(Requirement, texts) if r.marker is None or r.marker.evaluate(emulated)]
+
+
+def site(folder: Path) -> None:
+    """Install the requirements as wheels for the unpacked Python."""
     version = (folder / "root" / "usr" / "bin" / "python3").readlink().name.removeprefix("python")
     tags = [f"--platform=manylinux{t}_aarch64" for t in ("2014", *(f"_2_{n}" for n in GLIBC))]
     options = ["--quiet", "--only-binary=:all:", "--implementation=cp", f"--python-version={version}", *tags]
     command = [sys.executable, "-m", "pip", "install", *options, f"--target={folder / 'site'}"]
-    call([*command, *(f"{r.name}{r.specifier}" for r in wanted)], "wheels for aarch64 must be found on PyPI: it needs a network")
+    call([*command, *requirements()], "wheels for aarch64 must be found on PyPI: it needs a network")
 
 
 def interpreter(folder: Path) -> Path:
     """Write the program that runs the unpacked Python; its `sys.executable` is that program."""
     python = folder / "python"
-    inner = folder / "root" / "usr" / "bin" / "python3"
-    python.write_text(f'#!/bin/sh\nexec qemu-aarch64 -L {shlex.quote(str(folder / "root"))} {shlex.quote(str(inner))} "$@"\n')
+    path = os.pathsep.join(map(str, (folder / "site", PROJECT / "backend", PROJECT / "frontend")))
+    command = shlex.join(["qemu-aarch64", "-L", str(folder / "root"), str(folder / "root" / "usr" / "bin" / "python3")])
+    lines = [
+        f"export PYTHONPATH={shlex.quote(path)} OPENBLAS_NUM_THREADS=1",
+        "unset OPENBLAS_CORETYPE  # a name of a processor of the host",
+        f'exec {command} "$@"',
+    ]
+    python.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     python.chmod(0o755)
     (folder / "site" / "sitecustomize.py").write_text(f"import sys\n\nsys.executable = {str(python)!r}\n")
     return python
@@ -107,12 +127,12 @@ def prepare(folder: Path) -> Path:
     for tool, package in TOOLS.items():
         if shutil.which(tool) is None:
             sys.exit(f"aarch64: {tool} must be installed, got none: it is in Debian's package {package}")
-    for make in (root, site):
-        done = folder / f"{make.__name__}.done"
-        if not done.exists():
+    for make, wanted in ((root, PACKAGES), (site, requirements())):
+        done, text = folder / f"{make.__name__}.done", "\n".join(wanted)
+        if not done.exists() or done.read_text() != text:
             shutil.rmtree(folder / make.__name__, ignore_errors=True)
             make(folder)
-            done.touch()
+            done.write_text(text)
     return interpreter(folder)
 
 
@@ -120,14 +140,14 @@ def main(folder: Path, steps: Sequence[str]) -> int:
     """Run the steps; returns 1 if one failed."""
     if unknown := set(steps) - set(STEPS):
         sys.exit(f"aarch64: a step must be one of {', '.join(STEPS)}, got {', '.join(sorted(unknown))}")
-    python = str(prepare(folder.resolve()))
-    paths = [str(folder.resolve() / "site"), str(PROJECT / "backend"), str(PROJECT / "frontend")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
-    environment.pop("OPENBLAS_CORETYPE", None)  # a name of a processor of the host
+    folder = folder.resolve()
+    python = str(prepare(folder))
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     failed = []
     for name in steps or STEPS:
         before, start = os.times(), time.monotonic()
-        if subprocess.run([python, *STEPS[name]], env=environment, cwd=PROJECT, check=False).returncode:
+        command = [sys.executable, *STEPS[name], str(folder / name), python] if name == BITS else [python, *STEPS[name]]
+        if subprocess.run(command, env=environment, cwd=PROJECT, check=False).returncode:
             failed.append(name)
         now = os.times()
         cpu = now.children_user + now.children_system - before.children_user - before.children_system

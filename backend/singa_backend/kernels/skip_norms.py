@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..elementwise.compile import available
 from ..proto.schemas import LAX, MICROSOFT
 from .layer_norms import Rows, layer_normalization_flags, rms_normalization
 from .lowering import F32
@@ -13,6 +14,7 @@ from .values import Bound, Value
 
 @kernel("SimplifiedLayerNormalization", 1, on="onednn", domain=LAX)
 def simplified_layer_normalization(site: Site, x: Value, scale: Value) -> tuple[Value | None, ...]:
+    _require_choice(site)
     site.require(not any(site.outputs[1:]), "the inverse root is an output")
     site.require(scale.ndim == x.ndim - site.attributes["axis"] % max(x.ndim, 1), "the scale has another rank")
     return (rms_normalization(site, x, scale), None)[: len(site.outputs)]
@@ -35,8 +37,14 @@ def skip_simplified_layer_normalization(
     return (rms_normalization(site, total, gamma, kept), None, None, total)[: len(site.outputs)]
 
 
+def _require_choice(site: Site) -> None:
+    """Decline in deterministic sessions if there is machine code: the rows of the body have equal bits on other processors."""
+    site.require(not site.options.deterministic or available(), "machine code computes the body of a deterministic session")
+
+
 def _total(site: Site, x: Value, skip: Value, vectors: tuple[Value | None, ...]) -> tuple[Value, bool]:
     """The sum of the input, the residual and the bias, which is the last of the vectors; and whether it is an output."""
+    _require_choice(site)
     site.require(not any(site.outputs[1:3]), "the mean or the deviation is an output")
     site.require(x.dtype == skip.dtype == F32 and x.ndim == 3 and x.size, "not float32, not three axes, or empty")
     site.require(x.shape == skip.shape, "the residual has another shape")
