@@ -81,8 +81,8 @@ def requirements() -> dict[str, tuple[Requirement, list[str]]]:
         for text in texts:
             need = Requirement(text)
             if need.name != project["name"]:
-                found.setdefault(need.name, (need, []))[1].extend([extra] if extra else [])
-    return found
+                found.setdefault(need.name, (need, []))[1].append(extra)
+    return {name: (need, extras if all(extras) else []) for name, (need, extras) in found.items()}
 
 
 def spdx(name: str) -> str:

@@ -28,6 +28,7 @@ LAYERS = {
         "proto devices comparison",
         "ir collectives",
         "elementwise",
+        "gemm",
         "rewriting runtime kernels",
         "interpreters passes",
         "adapters autodiff plans",

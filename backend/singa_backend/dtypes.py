@@ -33,6 +33,16 @@ FLOAT4 = frozenset(d for d in _ONNX if d.name.startswith("float4_"))
 NARROW_FLOATS = HALVES | FLOAT8 | FLOAT6 | FLOAT4
 SUB_BYTE_INTS = frozenset(np.dtype(t) for t in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2))
 FLOATS = NARROW_FLOATS | {np.dtype(np.float32), np.dtype(np.float64)}
+
+_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+_NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+FOUR_BIT_CODES = (np.concatenate([_FP4, -_FP4]), np.array(_NF4, np.float32))
+"""The values of the 16 codes of onnxruntime's two kinds: floats of 4 bits, and quantiles of the normal distribution (QLoRA)."""
+
 # CuPy has no arrays of these dtypes; their values stay on the host, whatever the device.
 HOST_ONLY = FLOAT8 | FLOAT6 | FLOAT4 | SUB_BYTE_INTS | {STRING}
 

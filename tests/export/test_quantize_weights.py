@@ -15,8 +15,8 @@ from tests.helpers.onnxruntime_adapters import in_child
 from singa import sonnx
 from singa.cli import main
 from singa_backend import run_model
+from singa_backend.dtypes import FOUR_BIT_CODES
 from singa_backend.errors import InvalidInput
-from singa_backend.operators.microsoft.few_bits import TABLES
 from singa_backend.quantization.few_bits import block_integers, float_codes
 
 MS = "com.microsoft"
@@ -77,8 +77,8 @@ def test_the_bits_are_those_of_onnxruntimes_quantizers(theirs: dict[Any, Any]) -
 def test_nf4_takes_the_nearest_quantile() -> None:
     w = normal(1, 64)
     codes, absmax = float_codes(w, "nf4", 64)
-    values = TABLES[1][np.stack([codes >> 4, codes & 15], 1).reshape(-1)] * absmax[0]
-    nearest = np.abs(w[0][:, None] - TABLES[1] * absmax[0]).min(axis=1)
+    values = FOUR_BIT_CODES[1][np.stack([codes >> 4, codes & 15], 1).reshape(-1)] * absmax[0]
+    nearest = np.abs(w[0][:, None] - FOUR_BIT_CODES[1] * absmax[0]).min(axis=1)
     np.testing.assert_allclose(np.abs(w[0] - values), nearest, rtol=1e-5, atol=1e-7)
 
 

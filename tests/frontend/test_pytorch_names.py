@@ -434,7 +434,8 @@ def computes(make: Callable[[], layer.Layer], x: np.ndarray, formula: Callable[.
         net.train()
         curves.append([to_numpy(net(given))[0] for _ in range(4)])
         assert net.not_traceable == ""
-    assert curves[0] == curves[1] and curves[0][0] > curves[0][-1]
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-12)  # machine code adds in another order
+    assert curves[0][0] > curves[0][-1]
 
 
 def sigmoid(x: np.ndarray) -> Any:

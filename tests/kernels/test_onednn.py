@@ -548,36 +548,6 @@ def test_int8_products_are_exact(dtype: Any, zero: int) -> None:
     np.testing.assert_array_equal(compute(primitive, inputs, 2, 24, 7, 7, dtype=np.int32), expected)
 
 
-BOUNDED = """
-rng = np.random.default_rng(0)
-a = np.where(rng.random((17, 130)) < 0.5, 255, rng.integers(0, 256, (17, 130))).astype(np.uint8)
-w = rng.choice(np.array([-64, -63, 0, 64], np.int8), (130, 40))
-y, md = np.zeros((17, 40), np.int32), dnn.MemoryDesc.of
-def matmul(a):
-    weights, dst = md(np.int8, w.shape), md(np.int32, y.shape)
-    return dnn.matmul(md(a.dtype, a.shape), weights, None, dst, pairs=2 * 255 * 64), weights, dst
-primitive, weights, dst = matmul(a)
-arguments = {dnn.args.SRC: (md(np.uint8, a.shape), a.ctypes.data), dnn.args.WEIGHTS: (weights, w.ctypes.data)}
-arguments[dnn.args.DST] = (dst, y.ctypes.data)
-scratch = np.zeros(primitive.scratchpad_nbytes + 1, np.uint8)
-if primitive.scratchpad_nbytes:
-    arguments[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
-dnn.bind(primitive, arguments).run()
-print(np.array_equal(y, a.astype(int) @ w.astype(int)))
-try:
-    print(any(t in matmul(a.view(np.int8))[0].implementation for t in ("vnni", "amx")))
-except dnn.Unimplemented as error:
-    print("exactly" in str(error))
-"""
-
-
-@needs_library
-@pytest.mark.parametrize("level", ["AVX2", "AVX512_CORE", "DEFAULT"])
-def test_pairs_that_16_bits_hold_are_exact_at_every_level(level: str) -> None:
-    """Other code adds 128 to the elements of a source of int8, so that the bound does not hold for it."""
-    assert child(BOUNDED, ONEDNN_MAX_CPU_ISA=level).split() == ["True", "True"]
-
-
 @needs_library
 @int8
 def test_scales_and_a_destination_zero_point() -> None:

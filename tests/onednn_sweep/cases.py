@@ -442,8 +442,7 @@ def matmul(case: Case, data: Data) -> Problem:
         bias = MemoryDesc.of(F32, (*ones, 1, n))
         inputs[args.BIAS] = data.whole(bias.shape)
         y = y + inputs[args.BIAS]
-    pairs = 2 * most[0] * most[1]  # code without VNNI adds two products in 16 bits
-    return post.problem(partial(dnn.matmul, left, right, bias, into, pairs=pairs), inputs, y)
+    return post.problem(partial(dnn.matmul, left, right, bias, into), inputs, y)
 
 
 def _opened(case: Case, left: MemoryDesc, into: MemoryDesc) -> tuple[MemoryDesc, MemoryDesc, MemoryDesc]:

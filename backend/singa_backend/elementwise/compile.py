@@ -49,7 +49,15 @@ LEVELS: dict[str, tuple[str, str, str]] = {
     ),
     "aarch64": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
 }
+LEVELS["vnni"] = (*LEVELS["avx512"][:2], LEVELS["avx512"][2] + ",+avx512vnni")
+LEVELS["dotprod"] = (*LEVELS["aarch64"][:2], LEVELS["aarch64"][2] + ",+dotprod")
 """For each level the triple, the processor and its features."""
+
+CEILING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""The environment variables that limit oneDNN's instructions, and so those of machine code."""
+
+_CEILINGS = {"SSE41": "", "AVX": "", "AVX2": "avx2", "AVX2_VNNI": "avx2", "AVX2_VNNI_2": "avx2", "AVX512_CORE": "avx512"}
+"""The level of each value that is a limit; "" for instructions that machine code does not do without."""
 
 _LOCK = threading.RLock()
 _NUMBERS = itertools.count()
@@ -149,7 +157,9 @@ def available() -> str:
     Returns:
         The reason; empty if it is.
     """
-    return f"{VARIABLE} is off" if _chosen() == "off" else _missing()
+    if _chosen() == "off":
+        return f"{VARIABLE} is off"
+    return "the limit of instructions is below AVX2" if _ceiling() == "" else _missing()
 
 
 def waits() -> bool:
@@ -161,6 +171,40 @@ def _chosen() -> str:
     return os.environ.get(VARIABLE, "").lower()
 
 
+def level() -> str:
+    """The level of the instructions of machine code, a key of `LEVELS`: the highest of this processor, or a limit below it."""
+    own, most = _own_level(), _ceiling()
+    order = ["avx2", "avx512", "vnni"]
+    return own if most is None or own not in order else min(own, most, key=order.index)
+
+
+def _ceiling() -> str | None:
+    """The level that the environment sets as a limit; None without one."""
+    return _CEILINGS.get(next((os.environ[n] for n in CEILING if n in os.environ), "").upper())
+
+
+@cache
+def _own_level() -> str:
+    flags = {f.replace("_", "") for f in _flags()}
+    if not HERE and not _llvm().get_process_triple().startswith("x86_64"):
+        return "dotprod" if "dotprod" in flags else "aarch64"
+    wide = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags
+    return "vnni" if wide and "avx512vnni" in flags else "avx512" if wide else "avx2"
+
+
+def _allowed() -> str | None:
+    """The features that code may use, in LLVM's words; None for all of this processor."""
+    return None if _ceiling() is None or level() == _own_level() else LEVELS[level()][2]
+
+
+def _flags() -> set[str]:
+    """The features of this processor, in the words of Linux or of LLVM."""
+    if HERE:
+        return set(machine.features().get("flags", "").split())
+    with _LOCK:
+        return {name for name, there in _llvm().get_host_cpu_features().items() if there}
+
+
 @cache
 def _missing() -> str:
     """Why machine code cannot be made here; on Linux on x86-64 without importing llvmlite."""
@@ -170,19 +214,17 @@ def _missing() -> str:
         spec = None
     if spec is None:
         return "llvmlite is not installed"
-    flags, kind = set(machine.features().get("flags", "").split()), "x86_64"
+    kind = "x86_64"
     if not HERE:
         try:
-            with _LOCK:
-                flags |= {name for name, there in _llvm().get_host_cpu_features().items() if there}
-                kind = _llvm().get_process_triple().split("-")[0]
+            kind = _llvm().get_process_triple().split("-")[0]
         except NotCompiled as reason:
             return str(reason)
         if kind.startswith(("aarch64", "arm64")):
             return ""
     if kind != "x86_64":
         return f"there is no machine code for {kind}"
-    if not {"avx2", "fma"} <= flags:
+    if not {"avx2", "fma"} <= _flags():
         return "the processor lacks AVX2 or FMA"
     return refusal() if HERE else ""
 
@@ -202,7 +244,7 @@ def target(level: str) -> Machine:
     """The processors of a level, for objects that need not run here.
 
     Args:
-        level: "avx2", "avx512" or "aarch64".
+        level: a key of `LEVELS`.
     """
     _llvm().initialize_all_targets()
     _llvm().initialize_all_asmprinters()
@@ -229,11 +271,12 @@ def compiled(what: str, name: str, text: Callable[[], str], features: str | None
         what: differs if the texts differ that the emitter makes.
         name: of the function.
         text: makes the module, if it is compiled.
-        features: of the processor, in LLVM's words; those of this one by default.
+        features: of the processor, in LLVM's words; those of `level` on this one by default.
 
     Raises:
         NotCompiled: the text has no machine code.
     """
+    features = _allowed() if features is None else features
     with _LOCK:
         found = kept(what, name, features)
         if found is None:
@@ -252,7 +295,7 @@ def kept(what: str, name: str, features: str | None = None) -> Compiled | None:
     """
     if reason := available():
         raise NotCompiled(reason)
-    key = _key(what, name, features)
+    key = _key(what, name, _allowed() if features is None else features)
     found = _LIVE.get(key)
     if found is None and (code := _read(key)) is not None:
         found = _LIVE.setdefault(key, _loaded(code, name))

@@ -73,7 +73,7 @@ class MachineCode:
         k = self._kernel.builder
         self._kernel.claims()
         work = k.function(f"internal void @{self.name}.work(ptr %frame) noinline nounwind")
-        return work + _ENTRY.format(name=self.name) + "\n".join(sorted(k.declared)) + METADATA
+        return work + ENTRY.format(name=self.name) + "\n".join(sorted(k.declared)) + METADATA
 
 
 def emit(
@@ -94,7 +94,7 @@ def emit(
     return MachineCode(name, _Kernel(tuple(results), classes, axes, across))
 
 
-_ENTRY = """define void @{name}(ptr %frame) nounwind {{
+ENTRY = """define void @{name}(ptr %frame) nounwind {{
   store i64 0, ptr %frame
   %p1 = getelementptr i64, ptr %frame, i64 1
   %threads = load i64, ptr %p1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
@@ -87,17 +87,40 @@ class MachineStep:
         values = [*self.reads, *ys]
         lengths = [s[0] * self.threads for s in self.steps[len(values) :]]  # of the rows of scratch
         scratch = site.scratch(sum(lengths)) if lengths else None
-        region = onednn.parallel_region() if self.threads > 1 else 0
-        numbers = [self.chunk, *self.sizes, *(n for s in self.steps for n in s), *[0] * len(self.steps)]
-        frames = np.array([[0, self.threads if region else 1, region, *numbers], [0, 1, 0, *numbers]], np.int64)
-        start, address = frames.shape[1] - len(self.steps), FrameAddress(frames)
-
-        def bind() -> Bound:
-            base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
-            frames[:, start:] = [*(v.address for v in values), *accumulate(lengths[:-1], initial=base)][: len(self.steps)]
-            return [(self.function.call, (address,))]
-
+        numbers = [self.chunk, *self.sizes, *(n for s in self.steps for n in s)]
+        bind = framed(self.function, self.threads, numbers, values, scratch, lengths)
         site.emit(bind, reads=self.reads, writes=ys, kernel=f"machine.{name}", scratch=scratch)
+
+
+def framed(
+    function: Compiled,
+    threads: int,
+    numbers: Sequence[int],
+    values: Sequence[Value],
+    scratch: Buffer | None = None,
+    lengths: Sequence[int] = (),
+) -> Callable[[], Bound]:
+    """The function that binds machine code to the present addresses; see elementwise/machine_code.py for the frame.
+
+    Args:
+        function: the code.
+        threads: the number of threads.
+        numbers: what a thread claims at a time, and the numbers that follow in the frame.
+        values: the inputs and the results.
+        scratch: temporary memory.
+        lengths: the bytes of each array in it.
+    """
+    region, count = onednn.parallel_region() if threads > 1 else 0, len(values) + len(lengths)
+    row = [*numbers, *[0] * count]
+    frames = np.array([[0, threads if region else 1, region, *row], [0, 1, 0, *row]], np.int64)
+    start, address = frames.shape[1] - count, FrameAddress(frames)
+
+    def bind() -> Bound:
+        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
+        frames[:, start:] = [*(v.address for v in values), *accumulate(lengths, initial=base)][:count]
+        return [(function.call, (address,))]
+
+    return bind
 
 
 def machine_step(

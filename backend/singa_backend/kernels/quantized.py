@@ -24,11 +24,6 @@ LARGEST = 2**31 - 1
 EXACT = 1 << 24
 """The lowest sum of integers that float32 may not hold."""
 
-HALF = 64
-"""The highest magnitude of weights whose products with uint8 are exact on every processor: sums of pairs are below 2**15, and the
-code that subtracts zero points in float32 is exact for sums below `EXACT`."""
-
-
 INEXACT = ("generic", "avx2", "avx512_core")
 """Instruction sets without exact products of 8-bit integers: sums of pairs saturate in 16 bits."""
 
@@ -270,16 +265,11 @@ class IntegerProduct:
         self.shape = (*lead, a.shape[-2], b.shape[-1])
         self.a_zero = zero_of(site, a_zero, a, "a")
         k = a.shape[-1]
-        self.b_zero, self.b_offset, self.pairs = None, 0, dnn.SATURATED
+        self.b_zero, self.b_offset = None, 0
         if b.constant and b.ndim == 2:
             b, zero = centred(site, b, b_zero, 1)
             self.bound = bound_of(site, b, zero, self.a_zero, a.dtype, 1)
             self.b_zero = site.constant(np.array([zero], np.int32)) if zero else None
-            sums = self.bound.max(initial=0) // reach_of(self.a_zero, a.dtype) * 255
-            several = math.prod(self.shape[:-1]) > 1  # for one row a product of float32 is faster
-            if several and sums < EXACT and a.dtype == np.uint8 and not zero and not exact_int8():
-                a, b = _within_half(site, a, b)
-                self.pairs = 2 * 255 * HALF
         else:
             self.b_zero = zero_of(site, b_zero, b, "b")
             if b.dtype == np.uint8:
@@ -329,7 +319,7 @@ class IntegerProduct:
                 if zero is not None:
                     attributes.set_zero_points(arg, 0)
             weights = unset(b.dtype, b.shape) if constant else given
-            return dnn.matmul(src, weights, tail.term, dense_desc(tail.dtype, self.inner), attributes, pairs=self.pairs)
+            return dnn.matmul(src, weights, tail.term, dense_desc(tail.dtype, self.inner), attributes)
 
         with threads_for(math.prod(self.inner) * a.shape[-1] / 2):
             made, tail = create(site, start, build)
@@ -365,24 +355,6 @@ class IntegerProduct:
 def _subtract(y: np.ndarray, zero: np.ndarray, sums: np.ndarray) -> None:
     """Subtract a zero point times the sums of the weights of each column."""
     np.subtract(y, zero.reshape(()).astype(np.int32) * sums, out=y)
-
-
-def _within_half(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
-    """Factors of the same product with constant weights of at most `HALF`: A twice, and two weights in place of one."""
-    if site.derived(b, "within half", lambda: bool((np.abs(b.read().astype(np.int16)) <= HALF).all())):
-        return a, b
-    k = a.shape[-1]
-
-    def make() -> Value:
-        twice = site.new((*a.shape[:-1], 2 * k), a.dtype, None, FINITE)
-        site.emit(
-            lambda: [(np.concatenate, ((a.array, a.array), -1, twice.array))],
-            reads=(a,), writes=(twice,), kernel="numpy.concatenate",
-        )  # fmt: skip
-        return twice
-
-    w = b.read()
-    return site.kept(a, "twice", make), _constant(site, b, "halves", np.concatenate([w >> 1, w - (w >> 1)]))
 
 
 def signed(site: Site, b: Value) -> Value:

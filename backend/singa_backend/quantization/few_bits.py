@@ -11,9 +11,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from .. import limits
+from ..dtypes import FOUR_BIT_CODES
 from ..errors import InvalidInput
 from ..ir.graph import Graph, Node, Value
-from ..operators.microsoft.few_bits import TABLES
 from ..passes.model import ModelEditor, in_function
 from ..proto import tensor_data
 from ..proto.load import ModelSource, embed, load_model
@@ -291,7 +291,7 @@ def float_codes(w: np.ndarray, form: str, block: int) -> tuple[np.ndarray, np.nd
         factor = np.where(absmax == 0, np.float32(0), np.float32(1) / absmax)
     scaled = (x * factor[:, None]).reshape(-1)[:size]
     if form == "nf4":
-        table = TABLES[1].astype(np.float64)
+        table = FOUR_BIT_CODES[1].astype(np.float64)
         codes = np.searchsorted(((table[1:] + table[:-1]) / 2).astype(np.float32), scaled).astype(np.uint8)
     else:
         codes = _FP4_CODES[np.searchsorted(_FP4_LIMITS, np.abs(scaled))] | np.where(scaled < 0, np.uint8(8), np.uint8(0))

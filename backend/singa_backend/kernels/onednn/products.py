@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from .constants import CONVOLUTION, DECONVOLUTION, DIRECTION, ELTWISE, PROP
 from .loading import needed
 from .memory import Attributes, MemoryDesc, code
 from .primitives import Primitive, create, window
-
-SATURATED = 2**15
-"""The lowest sum of two products of 8-bit integers that code without VNNI and AMX does not hold: it adds pairs in 16 bits."""
 
 
 def convolution(
@@ -101,7 +96,6 @@ def matmul(
     attributes: Attributes | None = None,
     *,
     allow_reference: bool = False,
-    pairs: int = SATURATED,
 ) -> Primitive:
     """A product of matrices, or of batches of them (ONNX's MatMul).
 
@@ -109,7 +103,6 @@ def matmul(
     * weights: (*batch, k, n); axes of the batch have size 1 where they are broadcast.
     * bias: of the rank of dst, (1, n), or None.
     * dst: (*batch, m, n).
-    * pairs: if src is uint8, the highest magnitude that the sum of two products can have; below `SATURATED` all code is exact.
     """
     return create(
         "matmul",
@@ -120,7 +113,7 @@ def matmul(
         dst,
         attributes=attributes,
         allow_reference=allow_reference,
-        inputs=() if pairs < SATURATED and src.dtype == np.uint8 else (src, weights),
+        inputs=(src, weights),
     )
 
 

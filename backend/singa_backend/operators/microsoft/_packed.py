@@ -44,8 +44,8 @@ def unpacked(xp: Xp, packed: Array, bits: int) -> Array:
     """Return the values of the bytes along the last axis, those of lower bits first, as uint8."""
     if bits == 8:
         return packed
-    shifts = xp.arange(0, 8, bits, dtype=np.uint8)
-    values = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    every = np.arange(256)[:, None] >> np.arange(0, 8, bits) & 2**bits - 1
+    values = xp.take(xp.asarray(every.astype(np.uint8)), packed, axis=0)  # faster than shifts, whose last axis would be short
     return values.reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
 
 

@@ -140,19 +140,6 @@ matmul_nbits.shapes(columns_of)
 
 # --- MatMulBnb4
 
-_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
-_FP4 = np.concatenate([_FP4, -_FP4])
-_NF4 = np.array(
-    [
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-    ],
-    np.float32,
-)  # fmt: skip
-TABLES = (_FP4, _NF4)
-"""The values of the 16 codes by `quant_type`: floats of 4 bits, and quantiles of the normal distribution (QLoRA)."""
-
 
 @microsoft("MatMulBnb4", 1, traits=("product", "finite", "packed_weights"), weights={0: "the input", 2: "the scale"})
 def matmul_bnb4(
@@ -177,7 +164,7 @@ def matmul_bnb4(
     check_columns(a, K if transB else N)
     b = sized("B", b, (-(-N * K // 2),))
     absmax = sized("absmax", absmax, (-(-N * K // block_size),))
-    table = xp.asarray(TABLES[quant_type])
+    table = xp.asarray(dtypes.FOUR_BIT_CODES[quant_type])
     left = a.reshape(-1, a.shape[-1])
     y = xp.zeros((left.shape[0], N if transB else K), dtype=np.float32)
     for rows in parts(N, K):
@@ -205,7 +192,7 @@ def matmul_bnb4_body(op: Op, a: V, b: V, absmax: V, K: int, N: int, block_size: 
     codes = op.Reshape(op.Cast(nibbles, to=7), [-1])
     missing = blocks * block_size - -(-N * K // 2) * 2
     codes = op.Pad(codes, [0, missing]) if missing else codes
-    values = op.Gather(op.constant(TABLES[quant_type], np.float32), op.Reshape(codes, [blocks, block_size]))
+    values = op.Gather(op.constant(dtypes.FOUR_BIT_CODES[quant_type], np.float32), op.Reshape(codes, [blocks, block_size]))
     w = op.Reshape(op.Mul(values, op.Reshape(single(op, absmax), [blocks, 1])), [-1])
     w = op.Reshape(op.Slice(w, [0], [N * K]), [N, K])
     return op.cast(op.MatMul(single(op, a), op.Transpose(w, perm=[1, 0]) if transB else w), a)

@@ -1,0 +1,68 @@
+"""Steps of machine code for products; see gemm/frame.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..elementwise.builder import LANES
+from ..elementwise.compile import NotCompiled
+from ..gemm.frame import FrameFunction
+from ..gemm.tiles import HEIGHT, TILES
+from .frames import framed
+from .table import Site
+from .values import Value
+
+PARALLEL = 1 << 20
+"""The products of two numbers from which several threads compute a step."""
+
+CLAIM = 1 << 18
+"""The products of two numbers that a thread claims at a time, at least."""
+
+GAP = 64
+"""The bytes after a row of A that keep rows apart in the first cache."""
+
+
+def emit_product(
+    site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], writes: Sequence[str], work: int,
+    name: str,
+) -> None:  # fmt: skip
+    """Add the step of a function; declines if it has no machine code.
+
+    Args:
+        site: the place.
+        function: the function.
+        sizes: its numbers, by name.
+        values: the values, by the names of its pointers; others are not read.
+        writes: the names of those that it writes.
+        work: the products of two numbers in all.
+        name: of the step, for reports.
+    """
+    try:
+        compiled = function.compiled()
+    except NotCompiled as reason:
+        site.refuse(str(reason))
+    units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
+    threads = site.options.threads if work > PARALLEL and units > 1 else 1
+    chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
+    first = next(iter(values.values()))
+    given = [values.get(p, first) for p in function.layout.pointers]
+    bind = framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+    written = tuple(values[w] for w in writes)
+    reads = [v for v in values.values() if v not in written]
+    site.emit(bind, reads=reads, writes=written, kernel=f"machine.{name}")
+
+
+def tile_sizes(rows: int, n: int) -> dict[str, int]:
+    """The sizes of a product of so many rows and columns."""
+    return {"rows": rows, "n": n, "groups": -(-n // (LANES * TILES)), "height": min(rows, HEIGHT)}
+
+
+def spread_lanes(tiles: np.ndarray, rows: np.ndarray) -> None:
+    """Write the elements of rows to tiles whose lanes are the rows; other lanes are zero."""
+    whole = len(rows) // LANES
+    tiles[:whole] = rows[: whole * LANES].reshape(whole, LANES, rows.shape[1]).swapaxes(1, 2)
+    tiles[whole:] = 0
+    if rest := len(rows) - whole * LANES:
+        tiles[whole, :, :rest] = rows[whole * LANES :].T

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.helpers.gemm_frames import LIMITS
+
+from singa_backend.elementwise import compile as machine
+from singa_backend.elementwise.compile import level
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache of these tests is not the user's."""
+    place = tmp_path_factory.mktemp("cache") / "machine-code"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "folder", lambda: place)
+        yield place
+
+
+@pytest.fixture(params=LIMITS)
+def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each level that this processor has."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", LIMITS[request.param])
+    if level() != request.param:
+        pytest.skip(f"this processor is of the level {level()}")
+    return str(request.param)
+
+
+@pytest.fixture
+def ended() -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+    """Return a copy of an array that ends at a page that may not be read."""
+    page, protect = mmap.PAGESIZE, ctypes.CDLL(None).mprotect
+    closed = []
+
+    def copy(a: np.ndarray) -> np.ndarray:
+        size = -(-a.nbytes // page) * page
+        whole = np.frombuffer(mmap.mmap(-1, size + page), np.uint8)
+        assert protect(ctypes.c_void_p(whole.ctypes.data + size), page, 0) == 0
+        closed.append((whole, size))
+        found = whole[size - a.nbytes : size].view(a.dtype).reshape(a.shape)
+        found[...] = a
+        return found
+
+    yield copy
+    for whole, size in closed:
+        protect(ctypes.c_void_p(whole.ctypes.data + size), page, 3)
