@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, parser
 from tests.elementwise.test_steps import planned, values
 from tests.helpers.plan_checks import kernels_used, model_of, same
 
@@ -304,3 +304,13 @@ def test_statistics_of_another_type(dtype: Any) -> None:
     for found, wanted in zip(*results, strict=True):
         assert found.dtype == wanted.dtype
         same(found.astype(D), wanted.astype(D), 4e-6 if dtype == F else 1e-3)
+
+
+def test_values_of_several_shapes_are_reduced() -> None:
+    """Two sums that one call adds are not one step if their axes have other sizes."""
+    sums = "a = ReduceSum<keepdims = 0>(x) b = ReduceSum<keepdims = 0>(z) y = Add(a, b)"
+    text = f"g (float[8,4] x, float[6,8] z) => (float y) {{ {sums} }}"
+    x, z = np.full((8, 4), 0.5, np.float32), np.full((6, 8), 0.25, np.float32)
+    rep = SingaBackend.prepare(parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'))
+    for _ in range(3):
+        assert rep.run([x, z])[0] == 28

@@ -132,8 +132,12 @@ def _rows(site: Site, results: Sequence[Term]) -> ReducedAxes:
     if not reduced:
         return ReducedAxes(results[0].shape, ())
     kinds = {tuple(a - len(t.args[0].shape) for a in t.extra[1]) for t in reduced}
+    try:
+        shape = np.broadcast_shapes(*(t.args[0].shape for t in reduced))
+    except ValueError:
+        site.refuse("values of several shapes are reduced")
     site.require(len(kinds) == 1, "several axes are reduced apart")
-    return ReducedAxes(np.broadcast_shapes(*(t.args[0].shape for t in reduced)), *kinds)
+    return ReducedAxes(shape, *kinds)
 
 
 def _squeezed(y: Value, shape: tuple[int, ...], rows: ReducedAxes) -> Value:
