@@ -3,23 +3,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.elementwise.conftest import cache as cache  # these tests have the same fixture
 from tests.helpers.gemm_frames import LIMITS
 
-from singa_backend.elementwise import compile as machine
 from singa_backend.elementwise.compile import level
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The cache of these tests is not the user's."""
-    place = tmp_path_factory.mktemp("cache") / "machine-code"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "folder", lambda: place)
-        yield place
 
 
 @pytest.fixture(params=LIMITS)

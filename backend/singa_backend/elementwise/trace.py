@@ -54,7 +54,7 @@ def traced(
     """
     try:
         return _call(operator, tuple(sorted(attributes.items())), kinds, device, wanted)
-    except TypeError:  # an attribute that is no key
+    except TypeError:  # an attribute that is not a key
         return _call.__wrapped__(operator, tuple(attributes.items()), kinds, device, wanted)
 
 
@@ -98,7 +98,7 @@ def traced_calls(
     key = tuple((operator, tuple(sorted(attributes.items())), *rest) for operator, attributes, *rest in calls)
     try:
         return _calls(key, inputs)
-    except TypeError:  # an attribute that is no key
+    except TypeError:  # an attribute that is not a key
         return _calls.__wrapped__(key, inputs)
 
 

@@ -324,10 +324,9 @@ def _emit(
     ys = _outputs(site, leaves, layout, reusable, into, _always if program is None or step is not None else program.may_replace)
     if step is not None:
         step.emit(site, ys, name)
-    if step is not None or not size or program is None:
-        return ys
-    calls = ArrayCalls(program.bind, program.registers, len(program.calls) > 1)
-    emit_calls(site, ys, leaves.values, layout, calls, f"numpy.{name}")
+    elif size and program is not None:
+        calls = ArrayCalls(program.bind, program.registers, len(program.calls) > 1)
+        emit_calls(site, ys, leaves.values, layout, calls, f"numpy.{name}")
     return ys
 
 
