@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import traceback
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -616,9 +617,9 @@ def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.
 
         def count(frame: Any, event: str, argument: Any, stop: int = stop) -> Any:
             nonlocal seen
-            if frame.f_code.co_name == "__del__" or (frame.f_back and frame.f_back.f_code.co_name == "__del__"):
-                return None  # Python reports an exception there and drops it
             if frame.f_code.co_filename in (files.__file__, temporary.__file__):
+                if "__del__" in (f.f_code.co_name for f, _ in traceback.walk_stack(frame)):
+                    return None  # Python reports an exception there and drops it
                 seen += 1
                 if seen == stop * 13:
                     raise KeyboardInterrupt
