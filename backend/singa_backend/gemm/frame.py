@@ -90,6 +90,10 @@ class Code(Builder):
         """An address some bytes after another one."""
         return self.raw(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
+    def number_at(self, pointer: str, offset: str | int) -> str:
+        """The int64 some bytes after an address."""
+        return self.raw(f"load i64, ptr {self.at(pointer, offset)}")
+
     def of(self, kind: str, pointer: str, align: int = 1) -> Vector:
         """The vector of a type at an address."""
         return self.made(f"load <{LANES} x {kind}>, ptr {pointer}, align {align}", kind)

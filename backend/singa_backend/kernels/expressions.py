@@ -119,11 +119,20 @@ def compute(
         ys = _emit(site, leaves, label, reusable, wanted, engine)
         made |= {k: _squeezed(y, results[k].shape, rows) for k, y in zip(computed, ys, strict=True)}
     for k, r in enumerate(results):
-        y, at = made[k], known[id(r)]
-        y.finiteness, y.low = finiteness_of(r.dtype, finiteness_in(at)), ANY
-        if y.finiteness == INFINITE:
-            y.low = _low(r, known, inputs) if at.high < math.inf else ANY
+        _judge(r, known, inputs, made[k])
     return [made[k] for k in range(len(results))]
+
+
+def judge(site: Site, result: Term, inputs: Sequence[Value], y: Value) -> None:
+    """Set what is known of the elements of a result."""
+    _judge(result, ranges(site, [result], inputs), inputs, y)
+
+
+def _judge(result: Term, known: Mapping[int, Range], inputs: Sequence[Value], y: Value) -> None:
+    at = known[id(result)]
+    y.finiteness, y.low = finiteness_of(result.dtype, finiteness_in(at)), ANY
+    if y.finiteness == INFINITE:
+        y.low = _low(result, known, inputs) if at.high < math.inf else ANY
 
 
 def _rows(site: Site, results: Sequence[Term]) -> ReducedAxes:

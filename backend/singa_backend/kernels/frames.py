@@ -142,7 +142,9 @@ def machine_step(
     if walk is None:
         return None
     sizes, moves, across = walk
-    classes = tuple(_movement(m, v.dtype.itemsize) for m, v in zip(moves[len(models) :], leaves, strict=True))
+    classes = tuple(
+        "deep " * bool(m[-2]) + movement(m[-1], v.dtype.itemsize) for m, v in zip(moves[len(models) :], leaves, strict=True)
+    )
     found = machine_code(site, results, classes, work, rows.axes, across)
     if found is None:
         return None
@@ -178,10 +180,9 @@ def _walk(rows: ReducedAxes, layout: Sequence[int], values: Sequence[Value]) -> 
     return (inner[1], outer[1], middle[1], below[1]), moves, across
 
 
-def _movement(move: tuple[int, ...], itemsize: int) -> str:
-    """How machine code reads a value with these steps."""
-    *_, deep, inner = move
-    return "deep " * bool(deep) + ("scalar" if inner == 0 else "row" if inner == itemsize else "strided")
+def movement(step: int, itemsize: int) -> str:
+    """How machine code reads a value with this step along the inner axis."""
+    return "scalar" if step == 0 else "row" if step == itemsize else "strided"
 
 
 def _count(site: Site, t: Term) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..gemm.frame import FrameFunction
 from ..gemm.tiles import HEIGHT, TILES
 from .frames import framed
 from .table import Site
-from .values import Value
+from .values import Bound, Value
 
 PARALLEL = 1 << 20
 """The products of two numbers from which several threads compute a step."""
@@ -26,7 +26,7 @@ GAP = 64
 
 def emit_product(
     site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], writes: Sequence[str], work: int,
-    name: str,
+    name: str, units: int | None = None, before: Callable[[], object] = int, keeps: Sequence[object] = (),
 ) -> None:  # fmt: skip
     """Add the step of a function; declines if it has no machine code.
 
@@ -38,20 +38,29 @@ def emit_product(
         writes: the names of those that it writes.
         work: the products of two numbers in all.
         name: of the step, for reports.
+        units: of work; by default groups of tiles for each part of the rows, or rows.
+        before: is called before addresses are bound.
+        keeps: what the step needs besides.
     """
     try:
         compiled = function.compiled()
     except NotCompiled as reason:
         site.refuse(str(reason))
-    units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
+    if units is None:
+        units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
     threads = site.options.threads if work > PARALLEL and units > 1 else 1
     chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
     first = next(iter(values.values()))
     given = [values.get(p, first) for p in function.layout.pointers]
-    bind = framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+    bound = framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+
+    def bind() -> Bound:
+        before()
+        return bound()
+
     written = tuple(values[w] for w in writes)
     reads = [v for v in values.values() if v not in written]
-    site.emit(bind, reads=reads, writes=written, kernel=f"machine.{name}")
+    site.emit(bind, reads=reads, writes=written, kernel=f"machine.{name}", keeps=keeps)
 
 
 def tile_sizes(rows: int, n: int) -> dict[str, int]:

@@ -11,10 +11,11 @@ import numpy as np
 from . import onednn as dnn
 from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
+from .float_products import FloatProductStep, declined, product_of
 from .lowering import F32, emit, packed, packs_products, spaced, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .rounding import BF16, Rounded, fpmath, pays, rounded
-from .table import Follower, Site, kernel, worst
+from .table import Follower, Refused, Site, kernel, worst
 from .values import ANY, FINITE, NAN, Bound, Value, strides_of
 
 TINY = 2 * 64 * 64
@@ -99,6 +100,7 @@ class MatrixProduct:
             b = b.view(b.shape[-2:], b.strides[-2:])
         self.a, self.b = self._operand(a), self._operand(b)
         self.fpmath = fpmath(site.options)
+        self.by_code = not declined(site) and (site.options.deterministic or self.b.constant)
         self.finiteness = FINITE if a.finiteness == b.finiteness == FINITE else NAN
 
     def _operand(self, x: Value) -> Value:
@@ -166,6 +168,8 @@ class MatrixProduct:
         Returns:
             The result.
         """
+        if self.by_code and (y := self._by_code(followers, before, added, order, target)) is not None:
+            return y
         terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
         layout = OperandLayout(self.shape, self._second, self.may_replace if target is None else never, self.is_bias)
         # with as many followers as fit, then without them, then without the added values
@@ -182,6 +186,28 @@ class MatrixProduct:
                 if not tried:
                     raise
         raise AssertionError
+
+    def _by_code(
+        self, followers: Sequence[Follower], before: Sequence[tuple[str, float, float]], added: Sequence[Value],
+        order: Sequence[int] | None, target: Value | None,
+    ) -> Value | None:  # fmt: skip
+        """The result of machine code; None if it does not compute the product."""
+        site = self.site
+        product = product_of(self.a, replace(self.b, key=self.key), self.shape, self.folded)
+        if product is None:
+            return None
+        bias = next((v for v in added if not before and self.is_bias(v)), None)
+        calls = [*map(_call_of, before), *(Follower("Add", {}, [None, v], 0, 14) for v in added if v is not bias)]
+        mark = len(site.steps)
+        try:
+            y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
+            step = FloatProductStep(site, product)
+            y, count = step.emit(y, bias, [*calls, *followers], len(calls), self.finiteness)
+        except Refused:
+            del site.steps[mark:]
+            return None
+        site.absorb(count - len(calls))
+        return y
 
     def _plus(self, y: Value, added: Sequence[Value]) -> Value:
         """Add what no post-op can add."""
@@ -280,6 +306,16 @@ class MatrixProduct:
             return dnn.matmul(source, wide, None, row, post.attributes)
         except OneDnnError:
             return None
+
+
+def _call_of(function: tuple[str, float, float]) -> Follower:
+    """A function of oneDNN as a call."""
+    name, factor, offset = function
+    if name == "tanh":
+        return Follower("Tanh", {}, [None], 0, 13)
+    if name != "linear" or offset:
+        raise Refused(f"machine code has no {name}")
+    return Follower("Mul", {}, [None, Value.of(np.array(factor, F32))], 0, 14)
 
 
 def _order_of(b: Value) -> list[int] | None:

@@ -1,0 +1,332 @@
+"""Machine code of float32 products and convolutions.
+
+A result is a bias plus the products of a row of A and a column of W.  The elements of A are found by steps in bytes: three along
+the rows, two along the taps, and one along the depth.  So A may be a matrix in any order, or an image whose channels are innermost:
+then the rows are pixels of the result, the taps those of the filters, and the depth is the channels of a group.
+
+W is in tiles of 16 columns: for each tap and each place along the depth a vector of the columns.
+
+A result is one chain of fused multiplications and additions, from the bias on, in the order of taps and depth.  Its bits depend
+on nothing else: not on the processor, the threads, or the other rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ..elementwise.builder import LANES
+from ..elementwise.machine_code import AXES, FIELDS
+from .frame import Code, FrameFunction, FrameLayout, module
+
+HEIGHT = 192
+"""The most rows of a unit of work."""
+
+TILES = 4
+"""The tiles of a unit of work."""
+
+BLOCK = 512
+"""The products of a chain that are added before the next rows: so many vectors of W stay in the first cache."""
+
+F32 = np.dtype(np.float32)
+
+VECTOR = 4 * LANES
+"""The bytes of a vector."""
+
+UNROLLED = 24
+"""The most additions of vectors in a turn of the innermost loop, so that all is in registers."""
+
+WIDE = {6: 4, 4: 4, 2: 4, 1: 4}
+"""The rows that are computed together, and the tiles, on processors with vectors of 16 lanes."""
+
+NARROW = {6: 1, 4: 1, 2: 2, 1: 4}
+"""The same on others."""
+
+STEPS = ("x_row0", "x_row1", "x_row2", "x_tap0", "x_tap1", "x_depth")
+"""The steps of A: along the outer, the middle and the inner axis of the rows, of the taps, and along the depth."""
+
+BATCHES = ("batches", "batch1", "x_batch0", "x_batch1", "w_batch0", "w_batch1", "y_batch0", "y_batch1")
+"""The number of products, the size of the inner of their two axes, and the steps of the operands along these."""
+
+SIZES = ("rows", "row1", "row2", "taps", "tap1", "depth", "n", "pitch")
+"""Rows, the sizes of their middle and inner axis; taps, the size of their inner axis; the depth; columns; bytes of a row of Y."""
+
+WORK = ("groups", "height", "tap_block", "depth_block")
+"""Groups of tiles; rows of a unit; taps, and places along the depth, that are added before the next rows."""
+
+AFTER = ("after", "leaves")
+"""The address of a function of elementwise/machine_code.py that is called for each unit, and the number of its pointers, or 0."""
+
+PRODUCTS = FrameLayout((*SIZES, *STEPS, *BATCHES, *WORK, *AFTER), ("x", "w", "bias", "y", "frame"))
+"""`bias` has a number for each column of all tiles; `frame` is that of the function.
+
+The steps in that frame are those along the rows, the outer and the inner axis of products, and the columns.
+"""
+
+LEAVES = 16
+"""The most pointers of a function that is called."""
+
+
+@dataclass(frozen=True)
+class FloatsKind:
+    """What decides on code: whether vectors have 16 lanes."""
+
+    wide: bool
+
+
+PACKED = FrameLayout(
+    (
+        "batches",
+        "batch1",
+        "w_batch0",
+        "w_batch1",
+        "n",
+        "tiles",
+        "w_column",
+        "taps",
+        "tap1",
+        "w_tap0",
+        "w_tap1",
+        "depth",
+        "w_depth",
+    ),
+    ("w", "tiled"),
+)
+"""The sizes and steps of W, and where its tiles are written."""
+
+
+def packing(adjacent: bool) -> FrameFunction:
+    """Writes the tiles of W, whose columns may be adjacent."""
+
+    def tile(k: Code, a: dict[str, str], i: str) -> None:
+        number, batch = k.raw(f"urem i64 {i}, {a['tiles']}"), k.raw(f"udiv i64 {i}, {a['tiles']}")
+        column = k.times(number, LANES)
+        left = k.minus(a["n"], column)
+        mask, last = k.first(left), k.minus(k.least(left, LANES), 1)
+        w = k.at(a["w"], k.times(k.raw(f"udiv i64 {batch}, {a['batch1']}"), a["w_batch0"]))
+        w = k.at(w, k.times(k.raw(f"urem i64 {batch}, {a['batch1']}"), a["w_batch1"]))
+        w = k.at(w, k.times(column, a["w_column"]))
+        tiled = k.at(a["tiled"], k.times(k.times(i, k.times(a["taps"], a["depth"])), VECTOR))
+
+        def tap(t: str) -> None:
+            outer, inner = k.raw(f"udiv i64 {t}, {a['tap1']}"), k.raw(f"urem i64 {t}, {a['tap1']}")
+            start = k.at(w, k.plus(k.times(outer, a["w_tap0"]), k.times(inner, a["w_tap1"])))
+            into = k.at(tiled, k.times(k.times(t, a["depth"]), VECTOR))
+
+            def vector(d: str) -> None:
+                place = k.at(start, k.times(d, a["w_depth"]))
+                found = k.load(place, F32, mask) if adjacent else k.gather(place, a["w_column"], F32, last)
+                k.write(found, k.at(into, k.times(d, VECTOR)))
+
+            k.loop(a["depth"], 1, vector)
+
+        k.loop(a["taps"], 1, tap)
+
+    def units(k: Code, a: dict[str, str]) -> str:
+        return k.times(a["batches"], a["tiles"])
+
+    return FrameFunction(f"packing {adjacent}", PACKED, lambda name: module(name, PACKED, units, tile))
+
+
+def floats(kind: FloatsKind) -> FrameFunction:
+    """Multiplies."""
+    return FrameFunction(f"floats {kind}", PRODUCTS, lambda name: module(name, PRODUCTS, _units, partial(_unit, kind)))
+
+
+def _parts(k: Code, a: dict[str, str]) -> str:
+    return k.raw(f"udiv i64 {k.minus(k.plus(a['rows'], a['height']), 1)}, {a['height']}")
+
+
+def _units(k: Code, a: dict[str, str]) -> str:
+    """The number of units: groups of tiles for each part of the rows of each product."""
+    return k.times(k.times(a["batches"], _parts(k, a)), a["groups"])
+
+
+@dataclass(frozen=True)
+class _TileText:
+    """A tile of a unit.
+
+    Attributes:
+        w: the address of its weights.
+        bias: of its part of the bias.
+        y: of its first row.
+        pitch: the bytes from there to the next row.
+    """
+
+    w: str
+    bias: str
+    y: str
+    pitch: str
+
+
+class _UnitText:
+    """The text of a unit.
+
+    Attributes:
+        k: the text.
+        a: the arguments.
+        x: the addresses of the rows of A, in memory.
+        first: the number of the first row.
+    """
+
+    def __init__(self, k: Code, a: dict[str, str], unit: str) -> None:
+        self.k, self.a = k, a
+        group, rest = k.raw(f"urem i64 {unit}, {a['groups']}"), k.raw(f"udiv i64 {unit}, {a['groups']}")
+        parts = _parts(k, a)
+        part, batch = k.raw(f"urem i64 {rest}, {parts}"), k.raw(f"udiv i64 {rest}, {parts}")
+        places = k.raw(f"udiv i64 {batch}, {a['batch1']}"), k.raw(f"urem i64 {batch}, {a['batch1']}")
+        x, self._w, self._y = (self._moved(a[n], places, f"{n}_batch") for n in "xwy")
+        self._batch = places
+        self.first = k.times(part, a["height"])
+        self.end = k.least(k.plus(self.first, a["height"]), a["rows"])
+        self._tile = k.times(group, TILES)
+        tiles = k.raw(f"udiv i64 {k.plus(a['n'], LANES - 1)}, {LANES}")
+        self.tiles = k.least(k.minus(tiles, self._tile), TILES)
+        self._vectors = k.times(a["taps"], a["depth"])
+        self._room = k.place(f"[{HEIGHT * VECTOR} x i8]")
+        self.x = k.place(f"[{HEIGHT} x ptr]")
+        self._keep_rows(x)
+
+    def _moved(self, pointer: str, places: Sequence[str], step: str) -> str:
+        for i, place in enumerate(places):
+            pointer = self.k.at(pointer, self.k.times(place, self.a[f"{step}{i}"]))
+        return pointer
+
+    def _keep_rows(self, x: str) -> None:
+        """Write the addresses of the rows of A to memory."""
+        k, a = self.k, self.a
+
+        def row(r: str) -> None:
+            outer, inner = k.raw(f"udiv i64 {r}, {a['row2']}"), k.raw(f"urem i64 {r}, {a['row2']}")
+            places = k.raw(f"udiv i64 {outer}, {a['row1']}"), k.raw(f"urem i64 {outer}, {a['row1']}"), inner
+            k.emit(f"store ptr {self._moved(x, places, 'x_row')}, ptr {k.at(self.x, k.times(k.minus(r, self.first), 8))}")
+
+        k.loop(self.end, 1, row, self.first)
+
+    def tile(self, number: str) -> _TileText:
+        """A tile of the unit; what is beyond the last column is in temporary memory."""
+        k, a, number = self.k, self.a, self.k.plus(self._tile, number)
+        column = k.times(number, LANES)
+        whole = k.raw(f"icmp sle i64 {k.plus(column, LANES)}, {a['n']}")
+        y = k.raw(f"select i1 {whole}, ptr {self.place(self.first, column)}, ptr {self._room}")
+        pitch = k.raw(f"select i1 {whole}, i64 {a['pitch']}, i64 {VECTOR}")
+        w = k.at(self._w, k.times(k.times(number, self._vectors), VECTOR))
+        return _TileText(w, k.at(a["bias"], k.times(column, 4)), y, pitch)
+
+    def place(self, row: str, column: str) -> str:
+        """The address of an element of Y."""
+        k = self.k
+        return k.at(self._y, k.plus(k.times(row, self.a["pitch"]), k.times(column, 4)))
+
+    def finish(self) -> None:
+        """Copy what belongs to Y of a tile that is not whole."""
+        k = self.k
+        column = k.times(k.minus(k.plus(self._tile, self.tiles), 1), LANES)
+        left = k.minus(self.a["n"], column)
+
+        def copy(row: str) -> None:
+            k.move(k.at(self._room, k.times(k.minus(row, self.first), VECTOR)), self.place(row, column), left, 4)
+
+        with k.when(k.raw(f"icmp slt i64 {left}, {LANES}")):
+            k.loop(self.end, 1, copy, self.first)
+
+    def call_after(self) -> None:
+        """Let a function change the part of Y."""
+        k, a = self.k, self.a
+        column = k.times(self._tile, LANES)
+        frame = k.place(f"[{FIELDS + (AXES + 1) * LEAVES} x i64]")
+        words = k.plus(k.times(a["leaves"], AXES + 1), FIELDS)
+
+        def copy(i: str) -> None:
+            at = k.times(i, 8)
+            k.emit(f"store i64 {k.number_at(a['frame'], at)}, ptr {k.at(frame, at)}")
+
+        def leaf(i: str) -> None:
+            steps = k.times(k.plus(k.times(i, AXES), FIELDS), 8)
+            place = k.times(k.plus(k.plus(i, k.times(a["leaves"], AXES)), FIELDS), 8)
+            address = k.number_at(frame, place)
+            for j, moved in enumerate((self.first, *self._batch, column)):
+                address = k.plus(address, k.times(moved, k.number_at(frame, k.plus(steps, 8 * j))))
+            k.emit(f"store i64 {address}, ptr {k.at(frame, place)}")
+
+        with k.when(k.raw(f"icmp ne i64 {a['leaves']}, 0")):
+            k.loop(words, 1, copy)
+            columns = k.least(k.times(self.tiles, LANES), k.minus(a["n"], column))
+            k.emit(f"store i64 {columns}, ptr {k.at(frame, 32)}")
+            k.emit(f"store i64 {k.minus(self.end, self.first)}, ptr {k.at(frame, 40)}")
+            k.loop(a["leaves"], 1, leaf)
+            function = k.raw(f"inttoptr i64 {a['after']} to ptr")
+            k.emit(f"call void {function}(ptr {frame})")
+
+
+def _unit(kind: FloatsKind, k: Code, a: dict[str, str], i: str) -> None:
+    unit = _UnitText(k, a, i)
+
+    def taps(tap: str) -> None:
+        k.loop(a["depth"], a["depth_block"], lambda depth: _block(kind, unit, tap, depth))
+
+    k.loop(a["taps"], a["tap_block"], taps)
+    unit.finish()
+    unit.call_after()
+
+
+def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
+    """Add some taps, or a part of one, to all tiles of the unit."""
+    k, first = unit.k, unit.first
+    for count, wide in (WIDE if kind.wide else NARROW).items():
+        last = k.minus(unit.end, k.raw(f"urem i64 {k.minus(unit.end, first)}, {count}"))
+        start = "0"
+        for several in dict.fromkeys((wide, 1)):
+            stop = k.minus(unit.tiles, k.raw(f"urem i64 {unit.tiles}, {several}"))
+
+            def tiles(t: str, several: int = several, count: int = count, first: str = first, last: str = last) -> None:
+                found = [unit.tile(k.plus(t, v)) for v in range(several)]
+                k.loop(last, count, lambda row: _rows(unit, found, row, count, tap, depth), first)
+
+            k.loop(stop, several, tiles, start)
+            start = stop
+        first = last
+
+
+def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap: str, depth: str) -> None:
+    """Add some taps to tiles of some rows."""
+    k, a = unit.k, unit.a
+    begins = k.raw(f"icmp eq i64 {k.plus(tap, depth)}, 0")
+    numbers = [k.minus(k.plus(row, r), unit.first) for r in range(count)]
+    xs = [k.raw(f"load ptr, ptr {k.at(unit.x, k.times(n, 8))}") for n in numbers]
+    ys = [[k.at(t.y, k.times(n, t.pitch)) for t in tiles] for n in numbers]
+    sums = [
+        [k.kept(k.of("float", k.raw(f"select i1 {begins}, ptr {t.bias}, ptr {y}"), 4)) for t, y in zip(tiles, line, strict=True)]
+        for line in ys
+    ]
+    stop = k.least(k.plus(depth, a["depth_block"]), a["depth"])
+    unrolled = max(u for u in (1, 2, 4) if u == 1 or u * count * len(tiles) <= UNROLLED)
+    whole = k.minus(stop, k.raw(f"and i64 {k.minus(stop, depth)}, {unrolled - 1}"))
+
+    def add(t: str) -> None:
+        outer, inner = k.raw(f"udiv i64 {t}, {a['tap1']}"), k.raw(f"urem i64 {t}, {a['tap1']}")
+        moved = k.plus(k.times(outer, a["x_tap0"]), k.times(inner, a["x_tap1"]))
+        lines = [k.at(x, moved) for x in xs]
+        weights = [k.at(v.w, k.times(k.times(t, a["depth"]), VECTOR)) for v in tiles]
+
+        def step(d: str, several: int) -> None:
+            for u in range(several):
+                at = k.plus(d, u)
+                columns = [k.of("float", k.at(w, k.times(at, VECTOR)), 4) for w in weights]
+                place = k.times(at, a["x_depth"])
+                for line, into in zip(lines, sums, strict=True):
+                    value = k.everywhere("float", k.at(line, place))
+                    for column, s in zip(columns, into, strict=True):
+                        k.put(k.fma(value, column, k.get(s, "float")), s)
+
+        k.loop(whole, unrolled, partial(step, several=unrolled), depth)
+        if unrolled > 1:
+            k.loop(stop, 1, partial(step, several=1), whole)
+
+    k.loop(k.least(k.plus(tap, a["tap_block"]), a["taps"]), 1, add, tap)
+    for line, into in zip(ys, sums, strict=True):
+        for y, s in zip(line, into, strict=True):
+            k.write(k.get(s, "float"), y)

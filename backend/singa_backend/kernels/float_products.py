@@ -1,0 +1,332 @@
+"""Products of float32 matrices, and what follows them, by machine code: see gemm/floats.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..elementwise.builder import LANES
+from ..elementwise.compile import Compiled, available, level
+from ..elementwise.machine_code import AXES, FIELDS
+from ..gemm.floats import BLOCK, HEIGHT, LEAVES, PACKED, TILES, FloatsKind, floats, packing
+from ..ir.versioned import versioned
+from ..proto.tensor_data import release
+from .expressions import ExpressionCall, Leaves, compute, judge, trace
+from .frames import FrameAddress, ReducedAxes, machine_code, movement
+from .lowering import F32, aligned_array
+from .machine_steps import emit_product
+from .table import Follower, Refused, Site
+from .values import Value
+
+TINY = 1 << 12
+"""A product of fewer multiplications is faster in NumPy."""
+
+
+def declined(site: Site) -> str:
+    """Why machine code does not compute products at a site; empty if it may."""
+    if reason := available():
+        return reason
+    return "" if site.options.precision == "float32" else "products are in bfloat16"
+
+
+def evenly(shape: Sequence[int], steps: Sequence[int]) -> int | None:
+    """The step along one axis in place of these; None if they are not evenly spaced."""
+    size, step = 1, 0
+    for d, s in zip(reversed(shape), reversed(steps), strict=True):
+        if d == 1:
+            continue
+        if size == 1:
+            step = s
+        elif s != step * size:
+            return None
+        size *= d
+    return step
+
+
+@dataclass(frozen=True)
+class BatchAxis:
+    """An axis along which there are several products.
+
+    Attributes:
+        size: their number.
+        x: the bytes from one to the next in A.
+        w: in W.
+        axes: those of the result; none if its columns are in parts, one for each product.
+    """
+
+    size: int
+    x: int
+    w: int
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FloatProduct:
+    """A product or a convolution.
+
+    Attributes:
+        shape: of the result.
+        x: A.
+        w: W.
+        rows: the size and the step in A of up to three axes, from the outermost.
+        row_axes: the axes of the result that are rows.
+        depth: its size, and its steps in A and W.
+        columns: their number in a product, and their step in W.
+        column_axis: the axis of the result.
+        taps: up to two axes: their sizes, and their steps in A and W.
+        batch: up to two axes.
+    """
+
+    shape: tuple[int, ...]
+    x: Value
+    w: Value
+    rows: Sequence[tuple[int, int]]
+    row_axes: tuple[int, ...]
+    depth: tuple[int, int, int]
+    columns: tuple[int, int]
+    column_axis: int
+    taps: Sequence[tuple[int, int, int]] = ()
+    batch: Sequence[BatchAxis] = field(default=())
+
+    @property
+    def work(self) -> int:
+        """The products of two numbers."""
+        return math.prod(self.shape) * math.prod(t[0] for t in self.taps) * self.depth[0]
+
+    def steps(self, v: Value) -> tuple[int, int, int, int] | None:
+        """The steps of a value that broadcasts to the result: of rows, two axes of products, columns; None if they are uneven."""
+        lead = len(self.shape) - v.ndim
+        along = [0] * lead + [0 if d == 1 else s for d, s in zip(v.shape, v.strides, strict=True)]
+
+        def step(axes: tuple[int, ...]) -> int | None:
+            return evenly([self.shape[a] for a in axes], [along[a] for a in axes])
+
+        column = along[self.column_axis]
+        made = [step(b.axes) if b.axes else column * self.columns[0] for b in _two(self.batch)]
+        found = [step(self.row_axes), *made, column]
+        return None if None in found else tuple(found)  # type: ignore[return-value]  # four numbers
+
+
+def _two(batch: Sequence[BatchAxis]) -> list[BatchAxis]:
+    return [*[BatchAxis(1, 0, 0, ())] * (2 - len(batch)), *batch]
+
+
+class FloatProductStep:
+    """The step of a product.
+
+    Attributes:
+        site: the place.
+        product: what is computed.
+        threads: those for which units are made.
+    """
+
+    def __init__(self, site: Site, product: FloatProduct) -> None:
+        self.site, self.product = site, product
+        rows = math.prod(d for d, _ in product.rows)
+        (b0, b1), (t0, t1) = _two(product.batch), [*[(1, 0, 0)] * (2 - len(product.taps)), *product.taps]
+        r0, r1, r2 = [*[(1, 0)] * (3 - len(product.rows)), *product.rows]
+        (depth, x_depth, w_depth), (n, w_column) = product.depth, product.columns
+        self.tiles = -(-n // LANES)
+        across = TILES if _wide() else 1
+        self.sizes = {
+            "rows": rows, "row1": r1[0], "row2": r2[0], "x_row0": r0[1], "x_row1": r1[1], "x_row2": r2[1],
+            "taps": t0[0] * t1[0], "tap1": t1[0], "x_tap0": t0[1], "x_tap1": t1[1], "w_tap0": t0[2], "w_tap1": t1[2],
+            "depth": depth, "x_depth": x_depth, "w_depth": w_depth, "n": n, "w_column": w_column,
+            "batches": b0.size * b1.size, "batch1": b1.size, "x_batch0": b0.x, "x_batch1": b1.x,
+            "groups": -(-self.tiles // TILES), "height": min(rows, HEIGHT), "tiles": self.tiles,
+            "depth_block": BLOCK // across, "tap_block": max(1, BLOCK // across // depth), "after": 0, "leaves": 0,
+        }  # fmt: skip
+
+    def weights(self) -> Value:
+        """W in tiles: made once for a constant, otherwise in every run."""
+        site, w, s = self.site, self.product.w, self.sizes
+        batch = _two(self.product.batch)
+        sizes = {**s, "w_batch0": batch[0].w, "w_batch1": batch[1].w}
+        if not any(b.w for b in batch):  # one for all products
+            sizes |= {"batches": 1, "batch1": 1}
+            s["w_batch0"] = s["w_batch1"] = 0
+        else:
+            one = self.tiles * s["taps"] * s["depth"] * LANES * F32.itemsize
+            s["w_batch0"], s["w_batch1"] = one * s["batch1"], one
+        function = packing(s["w_column"] == F32.itemsize)
+        shape = (sizes["batches"], self.tiles, s["taps"] * s["depth"], LANES)
+        if not w.constant:
+            y = site.new(shape, F32, finiteness=w.finiteness)
+            emit_product(site, function, sizes, {"w": w, "tiled": y}, ("y",), w.size, "pack", sizes["batches"] * self.tiles)
+            return y
+        numbers = [sizes[n] for n in PACKED.numbers]
+
+        def make() -> Value:
+            made, source = aligned_array(shape, F32), w.buffer.read()
+            assert source is not None
+            address = source.ctypes.data + w.offset
+            frame = FrameAddress(np.array([[0, 1, 0, 1, *numbers, address, made.address]] * 2, np.int64))
+            function.compiled().call(frame)
+            release(source)
+            return made
+
+        found: Value = site.derived(w, ("tiles of floats", w.offset, *numbers), make)
+        return found
+
+    def bias(self, bias: Value | None) -> Value:
+        """A number for each column of all tiles."""
+        site, n = self.site, self.product.columns[0]
+        size = self.sizes["groups"] * TILES * LANES
+        if bias is None:
+            return site.shared_constant(("no bias", size), lambda: np.zeros(size, F32))
+        if bias.constant:
+            made: Value = site.derived(bias, ("bias", size), lambda: site.constant(np.pad(bias.array.reshape(n), (0, size - n))))
+            return made
+        y = site.new((size,), F32, finiteness=bias.finiteness)
+        part, given = y.view((n,), (F32.itemsize,)), bias.view((n,), bias.strides[-1:])
+        site.emit(lambda: [(np.copyto, (part.array, given.array))], reads=(bias,), writes=(y,), kernel="numpy.copyto")
+        return y
+
+    def emit(self, y: Value, bias: Value | None, calls: Sequence[Follower], needed: int, finiteness: int) -> tuple[Value, int]:
+        """Add the steps.
+
+        Args:
+            y: receives the result; its columns are adjacent.
+            bias: a number for each column, or None.
+            calls: what follows.
+            needed: how many of the calls must be computed.
+            finiteness: of the product.
+
+        Returns:
+            The result, and how many of the calls are computed.
+        """
+        site, steps = self.site, self.product.steps(y)
+        site.require(steps is not None and steps[3] == F32.itemsize, "the rows of the result are not evenly spaced")
+        assert steps is not None
+        y.finiteness = finiteness
+        after = _After.of(site, self.product, y, calls)
+        values = {"x": self.product.x, "w": self.weights(), "bias": self.bias(bias), "y": y}
+        sizes = {**self.sizes, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2]}
+        units = sizes["batches"] * -(-sizes["rows"] // sizes["height"]) * sizes["groups"]
+        function, work = floats(FloatsKind(_wide())), self.product.work
+        if after is None:
+            emit_product(site, function, sizes, values, ("y",), work, "product", units)
+        else:
+            sizes |= {"after": after.function.address, "leaves": len(after.pointers)}
+            values |= {"frame": after.frame} | {f"leaf {i}": v for i, v in enumerate(after.reads)}
+            emit_product(
+                site, function, sizes, values, ("y",), work, f"product+{after.label}", units, after.bind, (after.function.call,)
+            )
+            y = after.y
+        count = 0 if after is None else after.count
+        if count < needed:
+            terms, inputs = trace(site, _operations(y, calls[count:needed]))
+            (z,) = compute(site, terms[-1:], inputs, "", lambda v: v.buffer is y.buffer, {0: y})
+            site.require(z.buffer is y.buffer, "what follows is not computed in place")
+            y, count = z, needed
+        return y, count
+
+
+def _wide() -> bool:
+    return level() in ("avx512", "vnni")
+
+
+def _operations(y: Value, calls: Sequence[Follower]) -> list[ExpressionCall]:
+    """The calls of an expression, of which the first reads a value."""
+    made: list[ExpressionCall] = []
+    for f in calls:
+        before: Value | int = len(made) - 1 if made else y
+        operands = tuple(before if i == f.place else v for i, v in enumerate(f.inputs))
+        made.append(ExpressionCall(versioned("", f.name, f.version), f.attributes, operands))
+    return made
+
+
+@dataclass(frozen=True)
+class _After:
+    """What is computed of each part of a result while it is in the cache.
+
+    Attributes:
+        function: the machine code.
+        pointers: its inputs and its result.
+        frame: its frame, whose addresses `bind` writes.
+        reads: the inputs without the product.
+        count: the number of calls.
+        y: the result.
+        label: the operators.
+    """
+
+    function: Compiled
+    pointers: tuple[Value, ...]
+    frame: Value
+    reads: tuple[Value, ...]
+    count: int
+    y: Value
+    label: str
+
+    def bind(self) -> None:
+        """Write the present addresses."""
+        self.frame.array[-len(self.pointers) :] = [v.address for v in self.pointers]
+
+    @classmethod
+    def of(cls, site: Site, product: FloatProduct, y: Value, calls: Sequence[Follower]) -> _After | None:
+        """The code for as many of the calls as possible; None for none."""
+        ends = (i for i, f in enumerate(calls) if f.place < 0)
+        for count in range(next(ends, len(calls)), 0, -1):
+            mark = len(site.steps)
+            try:
+                return cls._made(site, product, y, calls[:count])
+            except Refused:
+                del site.steps[mark:]
+        return None
+
+    @classmethod
+    def _made(cls, site: Site, product: FloatProduct, y: Value, calls: Sequence[Follower]) -> _After:
+        terms, inputs = trace(site, _operations(y, calls))
+        last = terms[-1]
+        site.require(last.dtype == F32 and last.shape == y.shape, "the result has another type")
+        rows = ReducedAxes(y.shape, ())
+        leaves = Leaves(site, [last], inputs, "", rows)
+        moves = [product.steps(v) for v in leaves.values]
+        site.require(None not in moves, "a value is not evenly spaced")
+        own = product.steps(y)
+        same = all(v.buffer is not y.buffer or m == own for v, m in zip(leaves.values, moves, strict=True))
+        site.require(same, "the product is read in another order")
+        classes = tuple(movement((m or (0,))[-1], v.dtype.itemsize) for m, v in zip(moves, leaves.values, strict=True))
+        found = machine_code(site, tuple(leaves.results), classes, product.work)
+        if found is None:
+            site.refuse("there is no machine code for what follows")
+        function, places, scratch = found
+        site.require(not scratch and len(places) < LEAVES and min(places, default=0) >= 0, "the expression is not elementwise")
+        read = tuple(leaves.values[i] for i in places)
+        pointers = (*read, y)
+        frame = aligned_array((FIELDS + (AXES + 1) * len(pointers),), np.dtype(np.int64))
+        steps = [n for move in (*(moves[i] for i in places), own) for n in move or ()]
+        frame.array[:] = [0, 1, 0, 1 << 60, 0, 0, 1, 1, *steps, *[0] * len(pointers)]
+        z = y.view(y.shape, y.strides)
+        judge(site, last, inputs, z)
+        others = tuple(v for v in read if v.buffer is not y.buffer)
+        return cls(function, pointers, frame, others, len(calls), z, "+".join(f.name for f in calls).lower())
+
+
+def product_of(a: Value, b: Value, shape: tuple[int, ...], folded: bool) -> FloatProduct | None:
+    """The product of two batches of matrices; None if there are more than two axes of products.
+
+    Args:
+        a: (..., m, k), of the rank of the result, or (m, k) if it is folded.
+        b: (..., k, n) in the same way.
+        shape: of the result.
+        folded: whether all axes of the result but the last are the rows of one product.
+    """
+    rank, batch = len(shape), list[BatchAxis]()
+    for axis in range(0 if folded else rank - 2):
+        size = shape[axis]
+        x, w = (0 if v.shape[axis] == 1 else v.strides[axis] for v in (a, b))
+        last = batch[-1] if batch else None
+        if last is not None and (size == 1 or (last.x, last.w) == (size * x, size * w)):
+            batch[-1] = BatchAxis(last.size * size, x if size > 1 else last.x, w if size > 1 else last.w, (*last.axes, axis))
+        elif size > 1 or last is None:
+            batch.append(BatchAxis(size, x, w, (axis,)))
+    if len(batch) > 2:
+        return None
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    rows = tuple(range(rank - 1)) if folded else (rank - 2,)
+    depth, columns = (k, a.strides[-1], b.strides[-2]), (n, b.strides[-1])
+    return FloatProduct(shape, a, b, [(m, a.strides[-2])], rows, depth, columns, rank - 1, (), batch)
