@@ -1,8 +1,8 @@
 """Machine code of float32 products and convolutions.
 
 A result is a bias plus the products of a row of A and a column of W.  The elements of A are found by steps in bytes: three along
-the rows, two along the taps, and one along the depth.  So A may be a matrix in any order, or an image whose channels are innermost:
-then the rows are pixels of the result, the taps those of the filters, and the depth is the channels of a group.
+the rows, two along the taps, and one along the depth.  So A may be a matrix in any order, or an image whose channels are
+innermost: then the rows are pixels of the result, the taps those of the filters, and the depth is the channels of a group.
 
 W is in tiles of 16 columns: for each tap and each place along the depth a vector of the columns.
 
@@ -25,11 +25,8 @@ from .frame import Code, FrameFunction, FrameLayout, module
 HEIGHT = 192
 """The most rows of a unit of work."""
 
-TILES = 4
-"""The tiles of a unit of work."""
-
-BLOCK = 512
-"""The products of a chain that are added before the next rows: so many vectors of W stay in the first cache."""
+BLOCKS = 768, 384
+"""The products of a chain that are added before the next rows, with narrow and wide vectors: their part of W is in a cache."""
 
 F32 = np.dtype(np.float32)
 
@@ -54,8 +51,8 @@ BATCHES = ("batches", "batch1", "x_batch0", "x_batch1", "w_batch0", "w_batch1", 
 SIZES = ("rows", "row1", "row2", "taps", "tap1", "depth", "n", "pitch")
 """Rows, the sizes of their middle and inner axis; taps, the size of their inner axis; the depth; columns; bytes of a row of Y."""
 
-WORK = ("groups", "height", "tap_block", "depth_block")
-"""Groups of tiles; rows of a unit; taps, and places along the depth, that are added before the next rows."""
+WORK = ("groups", "span", "height", "tap_block", "depth_block")
+"""Groups of tiles; tiles of a group; rows of a unit; taps, and places along the depth, that are added before the next rows."""
 
 AFTER = ("after", "leaves")
 """The address of a function of elementwise/machine_code.py that is called for each unit, and the number of its pointers, or 0."""
@@ -182,9 +179,9 @@ class _UnitText:
         self._batch = places
         self.first = k.times(part, a["height"])
         self.end = k.least(k.plus(self.first, a["height"]), a["rows"])
-        self._tile = k.times(group, TILES)
+        self._tile = k.times(group, a["span"])
         tiles = k.raw(f"udiv i64 {k.plus(a['n'], LANES - 1)}, {LANES}")
-        self.tiles = k.least(k.minus(tiles, self._tile), TILES)
+        self.tiles = k.least(k.minus(tiles, self._tile), a["span"])
         self._vectors = k.times(a["taps"], a["depth"])
         self._room = k.place(f"[{HEIGHT * VECTOR} x i8]")
         self.x = k.place(f"[{HEIGHT} x ptr]")

@@ -11,7 +11,7 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
-from ..gemm.floats import BLOCK, HEIGHT, LEAVES, PACKED, TILES, FloatsKind, floats, packing
+from ..gemm.floats import BLOCKS, HEIGHT, LEAVES, PACKED, FloatsKind, floats, packing
 from ..ir.versioned import versioned
 from ..proto.tensor_data import release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
@@ -21,8 +21,8 @@ from .machine_steps import emit_product
 from .table import Follower, Refused, Site
 from .values import Value
 
-TINY = 1 << 12
-"""A product of fewer multiplications is faster in NumPy."""
+SPAN = 16
+"""The most tiles of a unit of work."""
 
 
 def declined(site: Site) -> str:
@@ -44,6 +44,17 @@ def evenly(shape: Sequence[int], steps: Sequence[int]) -> int | None:
             return None
         size *= d
     return step
+
+
+def fewest(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Three axes, or fewer and some of size 1, with the same elements in the same order: sizes and steps, from the outermost."""
+    made: list[tuple[int, int]] = []
+    for size, step in axes:
+        if made and made[-1][1] == size * step:
+            made[-1] = (made[-1][0] * size, step)
+        elif size > 1:
+            made.append((size, step))
+    return [*[(1, 0)] * (3 - len(made)), *made]
 
 
 @dataclass(frozen=True)
@@ -120,24 +131,34 @@ class FloatProductStep:
     Attributes:
         site: the place.
         product: what is computed.
-        threads: those for which units are made.
+        tiles: those of one product.
+        sizes: the numbers of the functions, without those of `chain`.
+        chain: the axes along which products are added, and how many are before the next rows.
     """
 
     def __init__(self, site: Site, product: FloatProduct) -> None:
         self.site, self.product = site, product
         rows = math.prod(d for d, _ in product.rows)
         (b0, b1), (t0, t1) = _two(product.batch), [*[(1, 0, 0)] * (2 - len(product.taps)), *product.taps]
-        r0, r1, r2 = [*[(1, 0)] * (3 - len(product.rows)), *product.rows]
+        r0, r1, r2 = fewest(product.rows)
         (depth, x_depth, w_depth), (n, w_column) = product.depth, product.columns
         self.tiles = -(-n // LANES)
-        across = TILES if _wide() else 1
+        block, height = BLOCKS[_wide()], min(rows, HEIGHT)
+        # a wide unit costs less, but there must be some for each thread
+        parts = b0.size * b1.size * -(-rows // height)
+        span = max(SPAN // 4, min(SPAN, self.tiles * parts // (4 * site.options.threads))) if site.options.threads > 1 else SPAN
         self.sizes = {
             "rows": rows, "row1": r1[0], "row2": r2[0], "x_row0": r0[1], "x_row1": r1[1], "x_row2": r2[1],
-            "taps": t0[0] * t1[0], "tap1": t1[0], "x_tap0": t0[1], "x_tap1": t1[1], "w_tap0": t0[2], "w_tap1": t1[2],
-            "depth": depth, "x_depth": x_depth, "w_depth": w_depth, "n": n, "w_column": w_column,
+            "taps": t0[0] * t1[0], "tap1": t1[0], "w_tap0": t0[2], "w_tap1": t1[2],
+            "depth": depth, "w_depth": w_depth, "n": n, "w_column": w_column,
             "batches": b0.size * b1.size, "batch1": b1.size, "x_batch0": b0.x, "x_batch1": b1.x,
-            "groups": -(-self.tiles // TILES), "height": min(rows, HEIGHT), "tiles": self.tiles,
-            "depth_block": BLOCK // across, "tap_block": max(1, BLOCK // across // depth), "after": 0, "leaves": 0,
+            "groups": -(-self.tiles // span), "span": span, "height": height, "tiles": self.tiles,
+            "after": 0, "leaves": 0,
+        }  # fmt: skip
+        (c0, s0), (c1, s1), (c2, s2) = fewest([t0[:2], t1[:2], (depth, x_depth)])
+        self.chain = {
+            "taps": c0 * c1, "tap1": c1, "x_tap0": s0, "x_tap1": s1, "depth": c2, "x_depth": s2,
+            "depth_block": block, "tap_block": max(1, block // c2),
         }  # fmt: skip
 
     def weights(self) -> Value:
@@ -174,7 +195,7 @@ class FloatProductStep:
     def bias(self, bias: Value | None) -> Value:
         """A number for each column of all tiles."""
         site, n = self.site, self.product.columns[0]
-        size = self.sizes["groups"] * TILES * LANES
+        size = self.tiles * LANES
         if bias is None:
             return site.shared_constant(("no bias", size), lambda: np.zeros(size, F32))
         if bias.constant:
@@ -204,7 +225,7 @@ class FloatProductStep:
         y.finiteness = finiteness
         after = _After.of(site, self.product, y, calls)
         values = {"x": self.product.x, "w": self.weights(), "bias": self.bias(bias), "y": y}
-        sizes = {**self.sizes, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2]}
+        sizes = {**self.sizes, **self.chain, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2]}
         units = sizes["batches"] * -(-sizes["rows"] // sizes["height"]) * sizes["groups"]
         function, work = floats(FloatsKind(_wide())), self.product.work
         if after is None:

@@ -1,0 +1,124 @@
+"""Machine code that copies images with margins of zeros, and that convolves each channel by itself.
+
+Images have their channels innermost; a channel's filters are adjacent to those of the next channel.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ..elementwise.builder import LANES, Vector
+from .frame import Code, FrameFunction, FrameLayout, module
+
+F32 = np.dtype(np.float32)
+
+PIXELS = 4
+"""The pixels of a row that are convolved together."""
+
+MARGINS = FrameLayout(
+    ("rows", "height", "top", "within", "every", "left", "count", "width", "gap", "right", "x_image", "x_row", "x_pixel"),
+    ("x", "y"),
+)
+"""`y` has rows; images of so many rows, of which `within` from `top` on, `every` so many, are of an image of `x`, and others zero.
+
+Such a row is `left` zeros, `count` pixels of `width` floats, each followed by `gap` zeros but the last one, and `right` zeros.
+"""
+
+
+def margins() -> FrameFunction:
+    """Copies images."""
+    return FrameFunction("margins", MARGINS, lambda name: module(name, MARGINS, lambda k, a: a["rows"], _padded_row))
+
+
+def _padded_row(k: Code, a: dict[str, str], r: str) -> None:
+    gaps = k.times(k.minus(a["count"], 1), a["gap"])
+    wide = k.plus(k.plus(k.plus(a["left"], a["right"]), k.times(a["count"], a["width"])), gaps)
+    y = k.at(a["y"], k.times(k.times(r, wide), F32.itemsize))
+    image, at = k.raw(f"udiv i64 {r}, {a['height']}"), k.minus(k.raw(f"urem i64 {r}, {a['height']}"), a["top"])
+    place, rest = k.raw(f"sdiv i64 {at}, {a['every']}"), k.raw(f"srem i64 {at}, {a['every']}")
+    inside = k.raw(f"icmp ult i64 {place}, {a['within']}")
+    for condition in (k.raw(f"icmp sge i64 {at}, 0"), k.raw(f"icmp eq i64 {rest}, 0")):
+        inside = k.raw(f"and i1 {inside}, {condition}")
+
+    def fill(start: str, count: str) -> None:
+        into = k.at(y, k.times(start, F32.itemsize))
+        k.loop(count, LANES, lambda i: k.store(k.vector(0, "float"), _float(k, into, i), F32, k.first(k.minus(count, i))))
+
+    def pixel(p: str) -> None:
+        start = k.plus(a["left"], k.times(p, k.plus(a["width"], a["gap"])))
+        source, into = k.at(x, k.times(p, a["x_pixel"])), k.at(y, k.times(start, F32.itemsize))
+        whole = k.raw(f"and i64 {a['width']}, {-LANES}")
+        k.loop(whole, LANES, lambda i: k.write(k.of("float", _float(k, source, i), 4), _float(k, into, i)))
+        mask = k.first(k.minus(a["width"], whole))
+        with k.when(k.raw(f"icmp slt i64 {whole}, {a['width']}")):
+            k.store(k.load(_float(k, source, whole), F32, mask), _float(k, into, whole), F32, mask)
+        with k.when(k.raw(f"icmp slt i64 {k.plus(p, 1)}, {a['count']}")):
+            fill(k.plus(start, a["width"]), a["gap"])
+
+    x = k.at(k.at(a["x"], k.times(image, a["x_image"])), k.times(place, a["x_row"]))
+    with k.when(inside):
+        fill("0", a["left"])
+        k.loop(a["count"], 1, pixel)
+        fill(k.minus(wide, a["right"]), a["right"])
+    with k.when(k.raw(f"xor i1 {inside}, true")):
+        fill("0", wide)
+
+
+def _float(k: Code, pointer: str, i: str) -> str:
+    return k.at(pointer, k.times(i, F32.itemsize))
+
+
+DEPTHWISE = FrameLayout(
+    (
+        "rows", "row1", "count", "channels", "taps", "tap1", "x_row0", "x_row1", "x_pixel", "x_tap0", "x_tap1",
+        "y_row", "y_pixel",
+    ),
+    ("x", "w", "bias", "y"),
+)  # fmt: skip
+"""Rows of the result, and the size of the inner of their two axes; the pixels of a row, channels, taps, and steps in bytes.
+
+`w` has for each tap a number for each channel, `bias` one.
+"""
+
+
+def depthwise() -> FrameFunction:
+    """Convolves each channel: a result is one chain of fused multiplications and additions, from the bias on."""
+    return FrameFunction("depthwise", DEPTHWISE, lambda name: module(name, DEPTHWISE, lambda k, a: a["rows"], _channels))
+
+
+def _channels(k: Code, a: dict[str, str], r: str) -> None:
+    """Compute a row of pixels."""
+    x = k.at(a["x"], k.times(k.raw(f"udiv i64 {r}, {a['row1']}"), a["x_row0"]))
+    x, y = k.at(x, k.times(k.raw(f"urem i64 {r}, {a['row1']}"), a["x_row1"])), k.at(a["y"], k.times(r, a["y_row"]))
+    whole = k.raw(f"and i64 {a['channels']}, {-LANES}")
+
+    def vector(c: str, mask: Vector | None = None) -> None:
+        bias = k.load(_float(k, a["bias"], c), F32, mask)
+        many = k.minus(a["count"], k.raw(f"urem i64 {a['count']}, {PIXELS}"))
+        pixels = partial(_pixels, k, a, _float(k, x, c), _float(k, y, c), c, bias, mask)
+        k.loop(many, PIXELS, partial(pixels, PIXELS))
+        k.loop(a["count"], 1, partial(pixels, 1), many)
+
+    k.loop(whole, LANES, vector)
+    left = k.minus(a["channels"], whole)
+    with k.when(k.raw(f"icmp ne i64 {left}, 0")):
+        vector(whole, k.first(left))
+
+
+def _pixels(k: Code, a: dict[str, str], x: str, y: str, c: str, bias: Vector, mask: Vector | None, p: str, several: int) -> None:
+    """Compute a vector of channels of some pixels."""
+    places = [k.at(x, k.times(k.plus(p, j), a["x_pixel"])) for j in range(several)]
+    sums = [k.kept(bias) for _ in places]
+
+    def tap(t: str) -> None:
+        outer, inner = k.raw(f"udiv i64 {t}, {a['tap1']}"), k.raw(f"urem i64 {t}, {a['tap1']}")
+        moved = k.plus(k.times(outer, a["x_tap0"]), k.times(inner, a["x_tap1"]))
+        w = k.load(_float(k, a["w"], k.plus(k.times(t, a["channels"]), c)), F32, mask)
+        for place, s in zip(places, sums, strict=True):
+            k.put(k.fma(k.load(k.at(place, moved), F32, mask), w, k.get(s, "float")), s)
+
+    k.loop(a["taps"], 1, tap)
+    for j, s in enumerate(sums):
+        k.store(k.get(s, "float"), k.at(y, k.times(k.plus(p, j), a["y_pixel"])), F32, mask)
