@@ -45,7 +45,7 @@ NARROW = {6: 1, 4: 1, 2: 2, 1: 4}
 STEPS = ("x_row0", "x_row1", "x_row2", "x_tap0", "x_tap1", "x_depth")
 """The steps of A: along the outer, the middle and the inner axis of the rows, of the taps, and along the depth."""
 
-BATCHES = ("batches", "batch1", "x_batch0", "x_batch1", "w_batch0", "w_batch1", "y_batch0", "y_batch1")
+BATCHES = ("batches", "batch1", "x_batch0", "x_batch1", "w_batch0", "w_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1")
 """The number of products, the size of the inner of their two axes, and the steps of the operands along these."""
 
 SIZES = ("rows", "row1", "row2", "taps", "tap1", "depth", "n", "pitch")
@@ -175,7 +175,8 @@ class _UnitText:
         parts = _parts(k, a)
         part, batch = k.raw(f"urem i64 {rest}, {parts}"), k.raw(f"udiv i64 {rest}, {parts}")
         places = k.raw(f"udiv i64 {batch}, {a['batch1']}"), k.raw(f"urem i64 {batch}, {a['batch1']}")
-        x, self._w, self._y = (self._moved(a[n], places, f"{n}_batch") for n in "xwy")
+        given = {"x": a["x"], "w": a["w"], "b": a["bias"], "y": a["y"]}
+        x, self._w, self._bias, self._y = (self._moved(p, places, f"{n}_batch") for n, p in given.items())
         self._batch = places
         self.first = k.times(part, a["height"])
         self.end = k.least(k.plus(self.first, a["height"]), a["rows"])
@@ -211,7 +212,7 @@ class _UnitText:
         y = k.raw(f"select i1 {whole}, ptr {self.place(self.first, column)}, ptr {self._room}")
         pitch = k.raw(f"select i1 {whole}, i64 {a['pitch']}, i64 {VECTOR}")
         w = k.at(self._w, k.times(k.times(number, self._vectors), VECTOR))
-        return _TileText(w, k.at(a["bias"], k.times(column, 4)), y, pitch)
+        return _TileText(w, k.at(self._bias, k.times(column, 4)), y, pitch)
 
     def place(self, row: str, column: str) -> str:
         """The address of an element of Y."""

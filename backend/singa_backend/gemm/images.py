@@ -21,10 +21,8 @@ MARGINS = FrameLayout(
     ("rows", "height", "top", "within", "every", "left", "count", "width", "gap", "right", "x_image", "x_row", "x_pixel"),
     ("x", "y"),
 )
-"""`y` has rows; images of so many rows, of which `within` from `top` on, `every` so many, are of an image of `x`, and others zero.
-
-Such a row is `left` zeros, `count` pixels of `width` floats, each followed by `gap` zeros but the last one, and `right` zeros.
-"""
+"""`y` has images of `height` rows.  From row `top` on, each row after `every` other ones is one of the `within` rows of an image
+of `x`: `left` zeros, `count` pixels of `width` floats, between which are `gap` zeros, and `right` zeros.  Others are zero."""
 
 
 def margins() -> FrameFunction:
@@ -107,7 +105,7 @@ def _channels(k: Code, a: dict[str, str], r: str) -> None:
         vector(whole, k.first(left))
 
 
-def _pixels(k: Code, a: dict[str, str], x: str, y: str, c: str, bias: Vector, mask: Vector | None, p: str, several: int) -> None:
+def _pixels(k: Code, a: dict[str, str], x: str, y: str, c: str, bias: Vector, mask: Vector | None, several: int, p: str) -> None:
     """Compute a vector of channels of some pixels."""
     places = [k.at(x, k.times(k.plus(p, j), a["x_pixel"])) for j in range(several)]
     sums = [k.kept(bias) for _ in places]

@@ -193,16 +193,20 @@ class FloatProductStep:
         return found
 
     def bias(self, bias: Value | None) -> Value:
-        """A number for each column of all tiles."""
-        site, n = self.site, self.product.columns[0]
-        size = self.tiles * LANES
+        """A number for each column of all tiles, of each product if the columns of the result are in parts."""
+        site, n, columns = self.site, self.product.columns[0], self.tiles * LANES
+        parts = math.prod(b.size for b in self.product.batch if not b.axes)
+        self.sizes |= {"b_batch0": 0, "b_batch1": 0 if parts == 1 or bias is None else columns * F32.itemsize}
         if bias is None:
-            return site.shared_constant(("no bias", size), lambda: np.zeros(size, F32))
+            return site.shared_constant(("no bias", columns), lambda: np.zeros(columns, F32))
         if bias.constant:
-            made: Value = site.derived(bias, ("bias", size), lambda: site.constant(np.pad(bias.array.reshape(n), (0, size - n))))
+            gap = ((0, 0), (0, columns - n))
+            made: Value = site.derived(
+                bias, ("bias", parts, columns), lambda: site.constant(np.pad(bias.array.reshape(parts, n), gap))
+            )
             return made
-        y = site.new((size,), F32, finiteness=bias.finiteness)
-        part, given = y.view((n,), (F32.itemsize,)), bias.view((n,), bias.strides[-1:])
+        y = site.new((parts, columns), F32, finiteness=bias.finiteness)
+        part, given = y.view((parts, n), y.strides), bias.view((parts, n), (n * bias.strides[-1], bias.strides[-1]))
         site.emit(lambda: [(np.copyto, (part.array, given.array))], reads=(bias,), writes=(y,), kernel="numpy.copyto")
         return y
 
