@@ -17,6 +17,7 @@ from .machine_steps import emit_product
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
 
+
 @dataclass(frozen=True)
 class Image:
     """Images with their channels innermost, and margins.
