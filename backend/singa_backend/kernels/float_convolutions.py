@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..gemm.images import depthwise, margins
-from ..ir.windows import Windows, windows
+from ..ir.windows import Windows, before_11, transposed, windows
 from . import onednn as dnn
-from .convolution import ends, geometry
+from .convolution import ends, geometry, require_filters
 from .float_products import BatchAxis, FloatProduct, FloatProductStep, declined
 from .lowering import F32, channels_last, derived
 from .machine_steps import emit_product
@@ -78,44 +78,114 @@ def twice(numbers: tuple[int, ...], other: int) -> tuple[int, int]:
     return (other, *numbers)[-2:]  # type: ignore[return-value]  # one or two numbers
 
 
-@kernel("Conv", 1, 11, 22, on="machine")
-def conv_by_code(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
-    """A convolution with what follows it."""
+def require_code(site: Site, *values: Value | None) -> None:
+    """Decline unless machine code computes convolutions of these values at a site: oneDNN's are faster."""
     reason = declined(site)
     site.require(not reason, reason)
     site.require(site.options.deterministic or dnn.library() is None, "oneDNN is faster")
+    site.require(all(v is None or (v.dtype == F32 and v.size) for v in values), "not float32, or empty")
+    site.require(values[0] is not None and values[0].ndim in (3, 4), "the rank is not 3 or 4")
+
+
+@kernel("Conv", 1, 11, 22, on="machine")
+def conv_by_code(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
+    """A convolution with what follows it."""
+    require_code(site, x, w, b)
     a, group = site.attributes, site.attributes.get("group", 1)
-    site.require(all(v is None or (v.dtype == F32 and v.size) for v in (x, w, b)), "not float32, or empty")
-    site.require(x.ndim == w.ndim and x.ndim in (3, 4), "the rank is not 3 or 4")
-    site.require(tuple(a.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "kernel_shape is not the filters'")
-    site.require(group >= 1 and x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
+    require_filters(site, x, w, group)
+    site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
     site.require(b is None or b.shape == w.shape[:1], "the bias is not one value for each channel")
     at = geometry(
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
     )
-    return convolve(site, x, w, b, at, group)
+    steps, image = flat(w).strides, with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    taps = [*zip(twice(at.kernel, 1), steps[2:], strict=True)]
+    depth, columns = (x.shape[1] // group, steps[1]), (w.shape[0] // group, steps[0])
+    return _convolve(site, image, w, b, at.counts, twice(at.strides, 1), twice(at.dilations, 1), taps, depth, columns, group)
 
 
-def convolve(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: int) -> Value:
-    """Emit a convolution."""
-    image = with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
-    shape = (x.shape[0], w.shape[0], *at.counts)
-    y = site.new(shape, F32, last_order(len(shape)))
-    finiteness = FINITE if worst(x, w, b) == FINITE else NAN
-    strides, dilations, kernel, counts = (twice(t, 1) for t in (at.strides, at.dilations, at.kernel, at.counts))
-    channels, filters = x.shape[1] // group, w.shape[0] // group
-    filter_steps = flat(w).strides
-    steps = [(image.row * d, image.pixel * e) for d, e in (strides, dilations)]
-    taps = [(k, s, f) for k, s, f in zip(kernel, steps[1], filter_steps[2:], strict=True)]
-    rows = [(x.shape[0], image.image), *zip(counts, steps[0], strict=True)]
-    if channels == filters == 1 and group > 1 and w.constant:
-        return _depthwise(site, image, w, b, y, rows, taps, finiteness)
-    product = FloatProduct(
-        shape, image.value, w, rows, (0, *range(2, len(shape))), (channels, F32.itemsize, filter_steps[1]),
-        (filters, filter_steps[0]), 1, taps, [BatchAxis(group, channels * F32.itemsize, filters * filter_steps[0], ())],
+@kernel("ConvTranspose", 1, 11, 22, on="machine")
+def conv_transpose_by_code(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
+    """A transposed convolution with what follows it."""
+    require_code(site, x, w, b)
+    a, group = site.attributes, site.attributes.get("group", 1)
+    require_filters(site, x, w, group)
+    site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
+    site.require(b is None or b.shape == (w.shape[1] * group,), "the bias is not one value for each channel")
+    placed = a.get("auto_pad", "NOTSET"), a.get("output_shape")
+    auto_pad, output_shape = placed if site.version >= 11 else before_11(x.ndim - 2, *placed)
+    at = geometry(
+        site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
+        auto_pad, a.get("output_padding"), output_shape,
     )  # fmt: skip
+    return spread(site, x, w, b, at, group)
+
+
+def spread(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: int) -> Value:
+    """Emit a transposed convolution: one of images whose pixels are `strides` apart, with the filters turned.
+
+    Args:
+        site: the place.
+        x: the images, (N, C, ..).
+        w: the filters, (C, M / group, ..).
+        b: a number for each of M channels, or None.
+        at: the windows of the convolution that is transposed.
+        group: the number of groups.
+    """
+    axes = zip(at.kernel, at.dilations, at.strides, at.begins, at.sizes, x.shape[2:], strict=True)
+    pads = [((k - 1) * d - begin, size + begin - 1 - (n - 1) * s) for k, d, s, begin, size, n in axes]
+    site.require(all(p >= 0 for pair in pads for p in pair), "margins are negative")
+    begins, after = (twice(tuple(side), 0) for side in zip(*pads, strict=True))
+    image = with_margins(site, flat(x), begins, after, twice(at.strides, 1))
+    steps, kernel = flat(w).strides, twice(at.kernel, 1)
+    turned = replace(w, offset=w.offset + sum((k - 1) * s for k, s in zip(kernel, steps[2:], strict=True)))
+    taps = [(k, -s) for k, s in zip(kernel, steps[2:], strict=True)]
+    depth, columns = (w.shape[0] // group, steps[0]), (w.shape[1], steps[1])
+    return _convolve(site, image, turned, b, at.sizes, (1, 1), twice(at.dilations, 1), taps, depth, columns, group)
+
+
+def _convolve(
+    site: Site, image: Image, w: Value, b: Value | None, counts: tuple[int, ...], strides: tuple[int, int],
+    dilations: tuple[int, int], taps: list[tuple[int, int]], depth: tuple[int, int], columns: tuple[int, int], group: int,
+) -> Value:  # fmt: skip
+    """Emit a convolution of images with margins.
+
+    Args:
+        site: the place.
+        image: the images.
+        w: the filters.
+        b: a number for each channel of the result, or None.
+        counts: the pixels of the result.
+        strides: from a window to the next, in pixels.
+        dilations: from a tap to the next.
+        taps: the sizes of the filters, and their steps.
+        depth: the channels of a group, and their step in the filters.
+        columns: the same for the result.
+        group: the number of groups.
+    """
+    shape = (image.value.shape[0], group * columns[0], *counts)
+    y = site.new(shape, F32, last_order(len(shape)))
+    finiteness = FINITE if worst(image.value, w, b) == FINITE else NAN
+    steps = [(image.row * d, image.pixel * e) for d, e in (strides, dilations)]
+    filters = [(k, s, f) for (k, f), s in zip(taps, steps[1], strict=True)]
+    rows = [(shape[0], image.image), *zip(twice(counts, 1), steps[0], strict=True)]
+    if depth[0] == columns[0] == 1 and group > 1:
+        return _depthwise(site, image, w, b, y, rows, filters, finiteness)
+    parts = [BatchAxis(group, depth[0] * F32.itemsize, w.shape[0] // group * w.strides[0], ())]
+    product = FloatProduct(
+        shape, image.value, w, rows, (0, *range(2, len(shape))), (depth[0], F32.itemsize, depth[1]), columns, 1, filters, parts
+    )
     y, count = FloatProductStep(site, product).emit(y, b, site.followers, 0, finiteness)
     site.absorb(count)
+    return y
+
+
+def _innermost(site: Site, w: Value) -> Value:
+    """A copy in C order: made once for a constant, otherwise in every run."""
+    if w.constant:
+        return derived(site, w, ("in C order", w.offset, w.shape, w.strides), lambda: np.ascontiguousarray(w.read()))
+    y = site.new(w.shape, F32, finiteness=w.finiteness)
+    site.emit(lambda: [(np.copyto, (y.array, w.array))], reads=(w,), writes=(y,), kernel="numpy.copyto")
     return y
 
 
@@ -125,7 +195,8 @@ def _depthwise(
 ) -> Value:  # fmt: skip
     """Emit a convolution of each channel by itself."""
     channels = w.shape[0]
-    filters = derived(site, w, "filters innermost", lambda: np.ascontiguousarray(w.read().reshape(channels, -1).T))
+    each = w.view((*(t[0] for t in taps), channels), (*(t[2] for t in taps), w.strides[0]))
+    filters = _innermost(site, replace(each, key=w.key))
     bias = b if b is not None else site.shared_constant(("no bias", channels), lambda: np.zeros(channels, F32))
     site.require(bias.strides == (F32.itemsize,), "the bias is not dense")
     (n, x_image), (high, x_row), (wide, x_pixel) = rows

@@ -176,7 +176,7 @@ class FloatProductStep:
         shape = (sizes["batches"], self.tiles, s["taps"] * s["depth"], LANES)
         if not w.constant:
             y = site.new(shape, F32, finiteness=w.finiteness)
-            emit_product(site, function, sizes, {"w": w, "tiled": y}, ("y",), w.size, "pack", sizes["batches"] * self.tiles)
+            emit_product(site, function, sizes, {"w": w, "tiled": y}, ("tiled",), w.size, "pack", sizes["batches"] * self.tiles)
             return y
         numbers = [sizes[n] for n in PACKED.numbers]
 
