@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.versioned import versioned
 from ..ir.windows import Windows, transposed, windows
 from . import onednn as dnn
 from .convolution import ends, filters_of, geometry, require_filters, transposed_filters_of
 from .elementwise import nan_of_infinite
+from .expressions import ExpressionCall, compute, trace
+from .float_convolutions import code_declined, of_filters, plain, spread
 from .lowering import channels_last, dense_desc, emit, packed, require_gradient, require_plain, threads_for, unset
 from .moments import LONG
 from .onednn import Attributes, MemoryDesc, Primitive, backward
 from .reductions import reduced
 from .rounding import fpmath
-from .table import Site, gradient
+from .table import Refused, Site, gradient
 from .values import FINITE, Value, last_order
 
 
@@ -31,9 +34,37 @@ def conv_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | No
     at = geometry(
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
     )
-    require_gradient(site, dy, (x.shape[0], w.shape[0], *at.counts))
+    shape = (x.shape[0], w.shape[0], *at.counts)
+    if (
+        found := _by_code(site, dy, shape, w, partial(spread, site, dy, w), partial(of_filters, site, dy, x), at, group)
+    ) is not None:
+        return found
+    require_plain(site, x, w)
+    require_gradient(site, dy, shape)
     kinds = (dnn.convolution, backward.convolution_backward_data, backward.convolution_backward_weights)
     return _gradients(site, kinds, dy, x, w, partial(filters_of, group=group), at)
+
+
+def _by_code(
+    site: Site, dy: Value, shape: tuple[int, ...], w: Value, data: Callable[..., Value], filters: Callable[..., Value],
+    at: Windows, group: int,
+) -> tuple[Value | None, ...] | None:  # fmt: skip
+    """The gradients by machine code, of `data` and of `filters`; None if it does not compute them."""
+    if code_declined(site, dy, w) or dy.shape != shape:
+        return None
+    needs_x, needs_w, needs_b = (*site.outputs, False, False)[:3]
+    mark = len(site.steps)
+    try:
+        dx = data(None, at, group) if needs_x else None
+        dw = filters(w, at) if needs_w else None
+        if not needs_b:
+            return dx, dw, None
+        axes = site.constant(np.array([0, *range(2, dy.ndim)], np.int64))
+        call = ExpressionCall(versioned("", "ReduceSum", 13), {"keepdims": 0, "noop_with_empty_axes": 0}, (dy, axes))
+        return dx, dw, *compute(site, *trace(site, [call]), "sum of columns", engine="machine")
+    except Refused:
+        del site.steps[mark:]
+    return None
 
 
 @gradient("ConvTranspose", 11, 22, reads=("dy0", "x0", "x1"))
@@ -46,14 +77,19 @@ def conv_transpose_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[
         site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
         a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"),
     )  # fmt: skip
-    require_gradient(site, dy, (x.shape[0], w.shape[1] * group, *at.sizes))
+    shape = (x.shape[0], w.shape[1] * group, *at.sizes)
+    if (
+        found := _by_code(site, dy, shape, w, partial(plain, site, dy, w), partial(of_filters, site, x, dy), at, group)
+    ) is not None:
+        return found
+    require_plain(site, x, w)
+    require_gradient(site, dy, shape)
     kinds = (dnn.deconvolution, backward.deconvolution_backward_data, backward.deconvolution_backward_weights)
     return _gradients(site, kinds, dy, x, w, partial(transposed_filters_of, group=group), at)
 
 
 def _require(site: Site, dy: Value, x: Value, w: Value) -> int:
     """Decline what oneDNN does not compute, or computes otherwise; return the number of groups."""
-    require_plain(site, x, w)
     group: int = site.attributes.get("group", 1)
     require_filters(site, x, w, group)
     site.require_finite(dy, x)  # padding is not multiplied
@@ -100,8 +136,8 @@ def _gradients(
         x = channels_last(site, x)
         layout = weights.query("diff_weights")
         dw = site.new(w.shape, w.dtype, None, FINITE)
-        plain = describe(dw)
-        direct = layout == plain
+        rows = describe(dw)
+        direct = layout == rows
         made = dw if direct else Value(site.scratch(layout.nbytes), (layout.nbytes,), (1,), dw.dtype, 0, False, FINITE)
         arguments = {dnn.args.SRC: (src, x), dnn.args.DIFF_DST: (dst, dy), dnn.args.DIFF_WEIGHTS: (layout, made)}
         writes = [made]
@@ -112,6 +148,6 @@ def _gradients(
         emit(site, weights, arguments, writes, "conv by weights")
         if not direct:
             with threads_for(w.size * 8):
-                unpack = dnn.reorder(layout, plain)
-            emit(site, unpack, {dnn.args.FROM: (layout, made), dnn.args.TO: (plain, dw)}, (dw,), "unpack gradient")
+                unpack = dnn.reorder(layout, rows)
+            emit(site, unpack, {dnn.args.FROM: (layout, made), dnn.args.TO: (rows, dw)}, (dw,), "unpack gradient")
     return dx, dw if needs_w else None, db

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..gemm.images import depthwise, margins
+from ..ir.versioned import versioned
 from ..ir.windows import Windows, before_11, transposed, windows
 from . import onednn as dnn
 from .convolution import ends, geometry, require_filters
+from .expressions import ExpressionCall, compute, trace
 from .float_products import BatchAxis, FloatProduct, FloatProductStep, declined
 from .lowering import F32, channels_last, derived
 from .machine_steps import emit_product
+from .pooling import average_algorithm, pool_windows
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
 
@@ -78,13 +81,21 @@ def twice(numbers: tuple[int, ...], other: int) -> tuple[int, int]:
     return (other, *numbers)[-2:]  # type: ignore[return-value]  # one or two numbers
 
 
+def code_declined(site: Site, *values: Value | None) -> str:
+    """Why machine code does not compute a convolution of these values; empty if it does."""
+    if reason := declined(site):
+        return reason
+    if not site.options.deterministic and dnn.library() is not None:
+        return "oneDNN is faster"
+    if any(v is not None and (v.dtype != F32 or not v.size) for v in values):
+        return "not float32, or empty"
+    return "" if values[0] is not None and values[0].ndim in (3, 4) else "the rank is not 3 or 4"
+
+
 def require_code(site: Site, *values: Value | None) -> None:
-    """Decline unless machine code computes convolutions of these values at a site: oneDNN's are faster."""
-    reason = declined(site)
+    """Decline unless machine code computes a convolution of these values."""
+    reason = code_declined(site, *values)
     site.require(not reason, reason)
-    site.require(site.options.deterministic or dnn.library() is None, "oneDNN is faster")
-    site.require(all(v is None or (v.dtype == F32 and v.size) for v in values), "not float32, or empty")
-    site.require(values[0] is not None and values[0].ndim in (3, 4), "the rank is not 3 or 4")
 
 
 @kernel("Conv", 1, 11, 22, on="machine")
@@ -98,9 +109,23 @@ def conv_by_code(site: Site, x: Value, w: Value, b: Value | None = None) -> Valu
     at = geometry(
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
     )
+    return plain(site, x, w, b, at, group)
+
+
+def plain(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: int) -> Value:
+    """Emit a convolution.
+
+    Args:
+        site: the place.
+        x: the images, (N, C, ..).
+        w: the filters, (M, C / group, ..).
+        b: a number for each of M channels, or None.
+        at: its windows.
+        group: the number of groups.
+    """
     steps, image = flat(w).strides, with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
     taps = [*zip(twice(at.kernel, 1), steps[2:], strict=True)]
-    depth, columns = (x.shape[1] // group, steps[1]), (w.shape[0] // group, steps[0])
+    depth, columns = (w.shape[1], steps[1]), (w.shape[0] // group, steps[0])
     return _convolve(site, image, w, b, at.counts, twice(at.strides, 1), twice(at.dilations, 1), taps, depth, columns, group)
 
 
@@ -144,6 +169,51 @@ def spread(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: 
     return _convolve(site, image, turned, b, at.sizes, (1, 1), twice(at.dilations, 1), taps, depth, columns, group)
 
 
+@kernel("AveragePool", 1, 7, 10, 11, 19, 22, on="machine")
+def average_pool_by_code(site: Site, x: Value) -> Value:
+    """An average pooling: a convolution of each channel with ones, divided by the numbers of cells."""
+    require_code(site, x)
+    at = pool_windows(site, x, site.attributes["kernel_shape"])
+    whole = average_algorithm(site, at) == "avg_include_padding"
+    image = with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    ones = site.shared_constant(("ones", at.kernel, x.shape[1]), lambda: np.ones((x.shape[1], 1, *at.kernel), F32))
+    taps = [*zip(twice(at.kernel, 1), flat(ones).strides[2:], strict=True)]
+    strides, dilations = twice(at.strides, 1), twice(at.dilations, 1)
+    y = _convolve(site, image, ones, None, at.counts, strides, dilations, taps, (1, F32.itemsize), (1, F32.itemsize), x.shape[1])
+    cells = np.array(math.prod(at.kernel), F32) if whole else _cells(at).astype(F32)
+    terms, inputs = trace(site, [ExpressionCall(versioned("", "Div", 14), {}, (y, site.constant(cells)))])
+    (y,) = compute(site, terms, inputs, "average", lambda v: v is y, {0: y})
+    return y
+
+
+def _cells(at: Windows) -> np.ndarray:
+    """The cells of each window that are not padding."""
+    count = np.ones((1, 1), np.int64)
+    for size, k, s, d, begin, windows_ in zip(at.sizes, at.kernel, at.strides, at.dilations, at.begins, at.counts, strict=True):
+        places = np.arange(windows_)[:, None] * s - begin + np.arange(k) * d
+        count = count[..., None] * ((places >= 0) & (places < size)).sum(1)
+    return count
+
+
+def of_filters(site: Site, dy: Value, x: Value, w: Value, at: Windows) -> Value:
+    """Emit the gradient of a convolution for its filters: a row is an element of a filter, the depth is the pixels."""
+    image = with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    (m, c), given = w.shape[:2], channels_last(site, flat(dy))
+    m = m // (x.shape[1] // c)
+    strides, dilations, kernel, counts = (twice(t, 1) for t in (at.strides, at.dilations, at.kernel, at.counts))
+    one = F32.itemsize
+    rows = [(kernel[0], image.row * dilations[0]), (kernel[1], image.pixel * dilations[1]), (c, one)]
+    images = (x.shape[0], image.image, given.strides[0])
+    depth = (counts[1], image.pixel * strides[1], given.strides[3])
+    taps = [images, (counts[0], image.row * strides[0], given.strides[2])]
+    parts = [BatchAxis(x.shape[1] // c, c * one, m * one, ())]
+    row_axes = (*range(2, w.ndim), 1)
+    product = FloatProduct(w.shape, image.value, given, rows, row_axes, depth, (m, one), 0, taps, parts)
+    y = site.new(w.shape, F32, (*row_axes, 0))
+    y, _ = FloatProductStep(site, product).emit(y, None, (), 0, FINITE if worst(dy, x) == FINITE else NAN)
+    return y
+
+
 def _convolve(
     site: Site, image: Image, w: Value, b: Value | None, counts: tuple[int, ...], strides: tuple[int, int],
     dilations: tuple[int, int], taps: list[tuple[int, int]], depth: tuple[int, int], columns: tuple[int, int], group: int,
@@ -169,7 +239,7 @@ def _convolve(
     steps = [(image.row * d, image.pixel * e) for d, e in (strides, dilations)]
     filters = [(k, s, f) for (k, f), s in zip(taps, steps[1], strict=True)]
     rows = [(shape[0], image.image), *zip(twice(counts, 1), steps[0], strict=True)]
-    if depth[0] == columns[0] == 1 and group > 1:
+    if depth[0] == columns[0] == 1:
         return _depthwise(site, image, w, b, y, rows, filters, finiteness)
     parts = [BatchAxis(group, depth[0] * F32.itemsize, w.shape[0] // group * w.strides[0], ())]
     product = FloatProduct(

@@ -32,6 +32,11 @@ def declined(site: Site) -> str:
     return "" if site.options.precision == "float32" else "products are in bfloat16"
 
 
+def require_any_bits(site: Site) -> None:
+    """Decline in deterministic sessions, in which machine code has equal bits on all processors."""
+    site.require(not site.options.deterministic or declined(site), "the bits would be those of one processor")
+
+
 def evenly(shape: Sequence[int], steps: Sequence[int]) -> int | None:
     """The step along one axis in place of these; None if they are not evenly spaced."""
     size, step = 1, 0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
+from .float_products import require_any_bits
 from .lowering import F32, channels_last, dense_desc, desc, emit, moves_of, require_gradient, threads_for
 from .moments import LONG, emit_gradient, joined, summed, tiled
 from .normalization import by_moments, moves_of_samples, require_channels, sample_desc
@@ -45,6 +46,7 @@ def _new(site: Site, x: Value) -> tuple[Value, Value, Value]:
 @training("InstanceNormalization", 1, 6, 22)
 def instance_normalization_training(site: Site, x: Value, scale: Value, b: Value) -> tuple[Value, ...]:
     """An instance normalization, which also returns the mean and the variance of each channel of each sample."""
+    require_any_bits(site)
     _admit(site, x, scale, b)
     if math.prod(x.shape[2:]) >= LONG:
         return by_moments(site, x, scale, b, x.shape[1], "instance_normalization")
@@ -69,6 +71,7 @@ def instance_normalization_gradient(
     site: Site, dy: Value, x: Value, scale: Value, mean: Value, var: Value
 ) -> tuple[Value, Value, Value]:
     """The gradients of an instance normalization for its input, scale and bias."""
+    require_any_bits(site)
     _admit(site, x, scale)
     require_gradient(site, dy, x.shape)
     site.require_finite(dy)
@@ -116,6 +119,7 @@ def _groups(site: Site, x: Value) -> int:
 @training("GroupNormalization", 18, 21)
 def group_normalization_training(site: Site, x: Value, scale: Value, b: Value) -> tuple[Value, ...]:
     """A group normalization, which also returns the mean and the variance of the group of each channel of each sample."""
+    require_any_bits(site)
     groups = _groups(site, x)
     _admit(site, x, scale, b)
     return by_moments(site, x, scale, b, groups, "group_normalization")
@@ -126,6 +130,7 @@ def group_normalization_gradient(
     site: Site, dy: Value, x: Value, scale: Value, mean: Value, var: Value
 ) -> tuple[Value, Value, Value]:
     """The gradients of a group normalization for its input, scale and bias."""
+    require_any_bits(site)
     groups = _groups(site, x)
     _admit(site, x, scale)
     require_gradient(site, dy, x.shape)

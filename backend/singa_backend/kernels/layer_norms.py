@@ -10,6 +10,7 @@ import numpy as np
 
 from ..devices.sums import divisor
 from . import onednn as dnn
+from .float_products import require_any_bits
 from .lowering import F32, derived, emit, moves_of, require_gradient, threads_for
 from .moments import emit_moments, summed
 from .onednn import Attributes, MemoryDesc, backward
@@ -117,6 +118,7 @@ def layer_normalization_flags(b: Value | None) -> int:
 @training("LayerNormalization", 17)
 def layer_normalization_training(site: Site, x: Value, scale: Value, b: Value | None = None) -> tuple[Value | None, ...]:
     """A layer normalization, which returns the mean and the variance of each row after its outputs."""
+    require_any_bits(site)
     site.require(not any(site.outputs[1:3]), "the mean or the deviation is an output")
     rows = Rows(site, x, scale, b)
     site.require_finite(x, scale, b)
@@ -134,6 +136,7 @@ def layer_normalization_gradient(
     site: Site, dy: Value, x: Value, scale: Value, b: Value | None, mean: Value, var: Value
 ) -> tuple[Value | None, ...]:
     """The gradients of a layer normalization for its input, scale and bias."""
+    require_any_bits(site)
     require_gradient(site, dy, x.shape)
     held = Rows(site, x, scale, b)
     site.require_finite(dy, x, scale, b)
@@ -251,6 +254,7 @@ def _about_zero(site: Site, variance: Value) -> tuple[Value, Value]:
 @training("RMSNormalization", 23)
 def rms_normalization_training(site: Site, x: Value, scale: Value) -> tuple[Value, ...]:
     """An RMS normalization, which also returns the mean of the squares of each row."""
+    require_any_bits(site)
     rows = Rows(site, x, scale)
     site.require_finite(x, scale)
     rows.finiteness = FINITE
@@ -261,6 +265,7 @@ def rms_normalization_training(site: Site, x: Value, scale: Value) -> tuple[Valu
 @gradient("RMSNormalization", 23, reads=("dy0", "x0", "x1", "h0"), hidden=1)
 def rms_normalization_gradient(site: Site, dy: Value, x: Value, scale: Value, squares: Value) -> tuple[Value | None, ...]:
     """The gradients for given squares, then the part of the first that passes the squares."""
+    require_any_bits(site)
     require_gradient(site, dy, x.shape)
     held = Rows(site, x, scale)
     site.require_finite(dy, x, scale)

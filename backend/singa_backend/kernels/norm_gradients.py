@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
+from .float_products import require_any_bits
 from .group_norms import subtract_statistics, write_affine
 from .lowering import channels_last, dense_desc, desc, emit, require_gradient, require_plain, threads_for
 from .moments import LONG, emit_gradient, emit_moments
@@ -70,6 +71,7 @@ def batch_normalization_training(
     site: Site, x: Value, scale: Value, b: Value, mean: Value, var: Value
 ) -> tuple[Value | None, ...]:
     """A batch normalization, which returns the statistics that it uses after its outputs: of its batch, or those given."""
+    require_any_bits(site)
     given = (scale, b, mean, var)
     require_plain(site, x, *given)
     site.require(all(v.shape == x.shape[1:2] and v.contiguous for v in given), "not one value for each channel")
@@ -115,6 +117,7 @@ def batch_normalization_gradient(
     site: Site, dy: Value | None, dmean: Value | None, dvar: Value | None, x: Value, scale: Value, mean: Value, var: Value
 ) -> tuple[Value | None, ...]:
     """The gradients for the inputs; those of the running statistics that are outputs pass the statistics of the batch."""
+    require_any_bits(site)
     require_plain(site, x, scale, dmean, dvar)
     if dy is not None:
         require_gradient(site, dy, x.shape)

@@ -10,6 +10,7 @@ import numpy as np
 from ..ir.windows import Windows
 from . import onednn as dnn
 from .convolution import ends
+from .float_products import require_any_bits
 from .lowering import channels_last, dense_desc, emit, require_gradient, require_plain, threads_for
 from .onednn import Primitive, backward
 from .pooling import average_algorithm, pool_windows, require_no_nan
@@ -39,6 +40,7 @@ def _primitives(site: Site, x: Value, at: Windows, algorithm: str) -> tuple[Prim
 @training("MaxPool", *_MAX)
 def max_pool_training(site: Site, x: Value) -> tuple[Value | None, ...]:
     """A maximum pooling that also returns which cell of each window is the first maximum, in oneDNN's form."""
+    require_any_bits(site)
     require_plain(site, x)
     site.require(not site.outputs[1], "the indices are used")
     require_no_nan(site, x)
@@ -60,12 +62,14 @@ def max_pool_training(site: Site, x: Value) -> tuple[Value | None, ...]:
 @gradient("MaxPool", *_MAX, reads=("dy0", "x0", "h0"), takes=_takes_maxima, hidden=1)
 def max_pool_gradient(site: Site, dy: Value, x: Value, workspace: Value) -> Value:
     """The gradient goes to the first maximum of each window."""
+    require_any_bits(site)
     return _gradient(site, dy, x, pool_windows(site, x, site.attributes["kernel_shape"]), "max", workspace)
 
 
 @gradient("AveragePool", 1, 7, 10, 11, 19, 22, reads=("dy0", "x0"))
 def average_pool_gradient(site: Site, dy: Value, x: Value) -> Value:
     """Each cell receives its share of all windows that average it."""
+    require_any_bits(site)
     at = pool_windows(site, x, site.attributes["kernel_shape"])
     return _gradient(site, dy, x, at, average_algorithm(site, at))
 

@@ -106,29 +106,8 @@ def _sum_of(x: Value) -> int:
     return NAN if x.finiteness >= INFINITE else FINITE
 
 
-def _whole(site: Site, x: Value) -> Windows:
-    site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
-    return geometry(site, windows, x.shape[2:], x.shape[2:], None, None, None)
-
-
-@kernel("GlobalAveragePool", 1, 22, on="onednn")
-def global_average_pool(site: Site, x: Value) -> Value:
-    """The average of each channel, as a pooling with one window."""
-    require_plain(site, x)
-    site.require(math.prod(x.shape[2:]) < LONG, "sums of so many cells would not be exact")
-    return _pool(site, x, _whole(site, x), "avg_exclude_padding", _sum_of(x))
-
-
 @kernel("GlobalAveragePool", 1, 22, on="numpy")
 def global_average_pool_sums(site: Site, x: Value) -> Value:
     """The average of each channel, by sums in stages."""
     site.require(x.dtype in FLOATS and x.ndim > 2, "elements of other types, or no spatial axes")
     return reduced(site, x, tuple(range(2, x.ndim)), True, np.add, nan_of_infinite, divided)
-
-
-@kernel("GlobalMaxPool", 1, 22, on="onednn")
-def global_max_pool(site: Site, x: Value) -> Value:
-    """The maximum of each channel, as a pooling with one window."""
-    require_plain(site, x, dtypes=MAXIMA)
-    require_no_nan(site, x)
-    return _pool(site, x, _whole(site, x), "max", x.finiteness)
