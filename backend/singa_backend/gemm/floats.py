@@ -51,8 +51,9 @@ BATCHES = ("batches", "batch1", "x_batch0", "x_batch1", "w_batch0", "w_batch1", 
 SIZES = ("rows", "row1", "row2", "taps", "tap1", "depth", "n", "pitch")
 """Rows, the sizes of their middle and inner axis; taps, the size of their inner axis; the depth; columns; bytes of a row of Y."""
 
-WORK = ("groups", "span", "height", "tap_block", "depth_block")
-"""Groups of tiles; tiles of a group; rows of a unit; taps, and places along the depth, that are added before the next rows."""
+WORK = ("groups", "span", "height", "tap_block", "depth_block", "adds")
+"""Groups of tiles; tiles of a group; rows of a unit; taps, and places along the depth, that are added before the next rows;
+whether products are added to what Y has, not to the bias."""
 
 AFTER = ("after", "leaves")
 """The address of a function of elementwise/machine_code.py that is called for each unit, and the number of its pointers, or 0."""
@@ -219,14 +220,16 @@ class _UnitText:
         k = self.k
         return k.at(self._y, k.plus(k.times(row, self.a["pitch"]), k.times(column, 4)))
 
-    def finish(self) -> None:
-        """Copy what belongs to Y of a tile that is not whole."""
+    def move(self, out: bool) -> None:
+        """Copy what belongs to Y of a tile that is not whole from temporary memory, or there."""
         k = self.k
         column = k.times(k.minus(k.plus(self._tile, self.tiles), 1), LANES)
         left = k.minus(self.a["n"], column)
 
         def copy(row: str) -> None:
-            k.move(k.at(self._room, k.times(k.minus(row, self.first), VECTOR)), self.place(row, column), left, 4)
+            here = k.at(self._room, k.times(k.minus(row, self.first), VECTOR))
+            there = self.place(row, column)
+            k.move(*((here, there) if out else (there, here)), left, 4)
 
         with k.when(k.raw(f"icmp slt i64 {left}, {LANES}")):
             k.loop(self.end, 1, copy, self.first)
@@ -266,8 +269,10 @@ def _unit(kind: FloatsKind, k: Code, a: dict[str, str], i: str) -> None:
     def taps(tap: str) -> None:
         k.loop(a["depth"], a["depth_block"], lambda depth: _block(kind, unit, tap, depth))
 
+    with k.when(k.raw(f"icmp ne i64 {a['adds']}, 0")):
+        unit.move(out=False)
     k.loop(a["taps"], a["tap_block"], taps)
-    unit.finish()
+    unit.move(out=True)
     unit.call_after()
 
 
@@ -292,7 +297,7 @@ def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
 def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap: str, depth: str) -> None:
     """Add some taps to tiles of some rows."""
     k, a = unit.k, unit.a
-    begins = k.raw(f"icmp eq i64 {k.plus(tap, depth)}, 0")
+    begins = k.raw(f"icmp eq i64 {k.plus(k.plus(tap, depth), a['adds'])}, 0")
     numbers = [k.minus(k.plus(row, r), unit.first) for r in range(count)]
     xs = [k.raw(f"load ptr, ptr {k.at(unit.x, k.times(n, 8))}") for n in numbers]
     ys = [[k.at(t.y, k.times(n, t.pitch)) for t in tiles] for n in numbers]

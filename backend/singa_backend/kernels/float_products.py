@@ -141,7 +141,8 @@ class FloatProductStep:
         chain: the axes along which products are added, and how many are before the next rows.
     """
 
-    def __init__(self, site: Site, product: FloatProduct) -> None:
+    def __init__(self, site: Site, product: FloatProduct, adds: bool = False) -> None:
+        """Args: adds: whether products are added to what the result has, not to a bias."""
         self.site, self.product = site, product
         rows = math.prod(d for d, _ in product.rows)
         (b0, b1), (t0, t1) = _two(product.batch), [*[(1, 0, 0)] * (2 - len(product.taps)), *product.taps]
@@ -158,7 +159,7 @@ class FloatProductStep:
             "depth": depth, "w_depth": w_depth, "n": n, "w_column": w_column,
             "batches": b0.size * b1.size, "batch1": b1.size, "x_batch0": b0.x, "x_batch1": b1.x,
             "groups": -(-self.tiles // span), "span": span, "height": height, "tiles": self.tiles,
-            "after": 0, "leaves": 0,
+            "w_batch0": 0, "w_batch1": 0, "adds": int(adds), "after": 0, "leaves": 0,
         }  # fmt: skip
         (c0, s0), (c1, s1), (c2, s2) = fewest([t0[:2], t1[:2], (depth, x_depth)])
         self.chain = {
@@ -173,7 +174,6 @@ class FloatProductStep:
         sizes = {**s, "w_batch0": batch[0].w, "w_batch1": batch[1].w}
         if not any(b.w for b in batch):  # one for all products
             sizes |= {"batches": 1, "batch1": 1}
-            s["w_batch0"] = s["w_batch1"] = 0
         else:
             one = self.tiles * s["taps"] * s["depth"] * LANES * F32.itemsize
             s["w_batch0"], s["w_batch1"] = one * s["batch1"], one
@@ -204,6 +204,8 @@ class FloatProductStep:
         self.sizes |= {"b_batch0": 0, "b_batch1": 0 if parts == 1 or bias is None else columns * F32.itemsize}
         if bias is None:
             return site.shared_constant(("no bias", columns), lambda: np.zeros(columns, F32))
+        if bias.shape == (columns,) and parts == 1 and bias.contiguous:
+            return bias
         if bias.constant:
             gap = ((0, 0), (0, columns - n))
             made: Value = site.derived(
@@ -215,7 +217,9 @@ class FloatProductStep:
         site.emit(lambda: [(np.copyto, (part.array, given.array))], reads=(bias,), writes=(y,), kernel="numpy.copyto")
         return y
 
-    def emit(self, y: Value, bias: Value | None, calls: Sequence[Follower], needed: int, finiteness: int) -> tuple[Value, int]:
+    def emit(
+        self, y: Value, bias: Value | None, calls: Sequence[Follower], needed: int, finiteness: int, weights: Value | None = None
+    ) -> tuple[Value, int]:
         """Add the steps.
 
         Args:
@@ -224,6 +228,7 @@ class FloatProductStep:
             calls: what follows.
             needed: how many of the calls must be computed.
             finiteness: of the product.
+            weights: W in tiles, if it is known.
 
         Returns:
             The result, and how many of the calls are computed.
@@ -233,7 +238,7 @@ class FloatProductStep:
         assert steps is not None
         y.finiteness = finiteness
         after = _After.of(site, self.product, y, calls)
-        values = {"x": self.product.x, "w": self.weights(), "bias": self.bias(bias), "y": y}
+        values = {"x": self.product.x, "w": self.weights() if weights is None else weights, "bias": self.bias(bias), "y": y}
         sizes = {**self.sizes, **self.chain, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2]}
         units = sizes["batches"] * -(-sizes["rows"] // sizes["height"]) * sizes["groups"]
         function, work = floats(FloatsKind(_wide())), self.product.work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from ..elementwise.machine_code import STRIP, MachineCode, emit, grows
 from ..elementwise.primitives import NotEmitted
 from . import onednn
 from .elementwise import collapsed
-from .table import Site
+from .table import Refused, Site
 from .values import Bound, Buffer, Value, address_of, strides_of
 
 MISSING = "its machine code is not made yet"
@@ -198,16 +199,26 @@ class FrameAddress(int):
         frames: the frame, and the same one for one thread.
         threads: the number of threads.
         single: the address of the one for one thread.
+        keeps: what its numbers refer to.
     """
 
     frames: np.ndarray
     threads: int
     single: int
+    keeps: Any = None
 
     def __new__(cls, frames: np.ndarray) -> FrameAddress:
         made = super().__new__(cls, frames.ctypes.data)
         made.frames, made.threads, made.single = frames, int(frames[0, 1]), int(frames[1].ctypes.data)
         return made
+
+
+def bound_code(call: tuple[Any, tuple[Any, ...]]) -> tuple[int, np.ndarray]:
+    """The address of the machine code of a bound call, and its frame for one thread."""
+    function, (address,) = call
+    if not isinstance(address, FrameAddress):
+        raise Refused("a step is not machine code")
+    return ctypes.cast(function, ctypes.c_void_p).value or 0, address.frames[1]
 
 
 Code = tuple[Compiled, tuple[int, ...], tuple[np.dtype[Any], ...]]

@@ -83,12 +83,12 @@ class RecurrentLayer:
         states: Sequence[Value | None],
         training: bool = False,
     ) -> None:
-        a = site.attributes
-        require_plain(site, x, w, r, b, *states)
+        a, self.site = site.attributes, site
+        self.admit(x, w, r, b, *states)
         site.require(x.ndim == w.ndim == r.ndim == 3, "X, W and R do not have 3 axes")
         site.require(a.get("direction") in DIRECTIONS and a.get("layout", 0) in (0, 1), "not a valid direction or layout")
         site.require(not a.get("clip"), "the gates are clipped")
-        self.site, self.kind, self.training = site, kind, training
+        self.kind, self.training = kind, training
         self.gates, self.layout = GATES[kind], a.get("layout", 0)
         self.direction = DIRECTIONS[a["direction"]]
         self.directions = 2 if a["direction"] == "bidirectional" else 1
@@ -116,8 +116,16 @@ class RecurrentLayer:
         self.w, self.r, self.b = w, r, b
         self.small = 2 * self.batch * rows * self.hidden <= SMALL[kind]
         self.finiteness = FINITE if worst(x, w, r, b, *states) == FINITE else NAN
+        self.describe()
+
+    def admit(self, *values: Value | None) -> None:
+        """Decline operands that oneDNN does not take."""
+        require_plain(self.site, *values)
+
+    def describe(self) -> None:
+        """Describe the input and the states."""
         self.src = self._sequence()
-        self.iter = dense_desc(F32, (1, *sizes))
+        self.iter = dense_desc(F32, (1, self.directions, self.batch, self.hidden))
 
     def activations(self, *default: str) -> str:
         """The first activation; declines unless all are the default ones, or Relu in place of the only one."""
