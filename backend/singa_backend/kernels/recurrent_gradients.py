@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
+from .float_products import require_any_bits
 from .lowering import F32, copy, emit, ordered, require_plain
 from .onednn import MemoryDesc, Primitive, backward
 from .recurrent import Kind, RecurrentLayer, strided, time_first
@@ -56,6 +57,7 @@ def lstm_training(
     p: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """An LSTM that also returns all its outputs and the workspace."""
+    require_any_bits(site)
     site.require(p is None, "there are peepholes")
     layer, _ = _layer(site, "LSTM", x, w, r, b, lengths, [initial_h, initial_c])
     return layer.compute(dnn.lstm)
@@ -72,6 +74,7 @@ def gru_training(
     initial_h: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """A GRU that also returns all its outputs and the workspace."""
+    require_any_bits(site)
     layer, after = _layer(site, "GRU", x, w, r, b, lengths, [initial_h])
     return layer.compute(dnn.gru, apart=after, linear_before_reset=after)
 
