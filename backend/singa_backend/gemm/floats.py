@@ -225,11 +225,12 @@ class _UnitText:
         k = self.k
         column = k.times(k.minus(k.plus(self._tile, self.tiles), 1), LANES)
         left = k.minus(self.a["n"], column)
+        mask = k.first(left)
 
         def copy(row: str) -> None:
-            here = k.at(self._room, k.times(k.minus(row, self.first), VECTOR))
-            there = self.place(row, column)
-            k.move(*((here, there) if out else (there, here)), left, 4)
+            here, there = k.at(self._room, k.times(k.minus(row, self.first), VECTOR)), self.place(row, column)
+            source, target = (here, there) if out else (there, here)
+            k.store(k.load(source, F32, mask), target, F32, mask)
 
         with k.when(k.raw(f"icmp slt i64 {left}, {LANES}")):
             k.loop(self.end, 1, copy, self.first)

@@ -175,30 +175,29 @@ class CodeLayer(RecurrentLayer):
 
     def bias_of(self, direction: int) -> Value | None:
         """The biases of the input, and those of the state that are added to them."""
-        b, n = self.b, self.count * self.hidden
-        if b is None:
-            return None
-        added = self.summed * self.hidden
+        n, added = self.count * self.hidden, self.summed * self.hidden
 
         def total(given: np.ndarray) -> np.ndarray:
             both = given[direction].reshape(2, n)
             return np.concatenate([both[0, :added] + both[1, :added], both[0, added:]])
 
-        if b.constant:
-            return derived(self.site, b, (self.kind, "bias of code", direction, added), lambda: total(b.read()))
-        y = self.site.new((n,), F32, finiteness=b.finiteness)
-        self.site.emit(lambda: [(_write, (total, b.array, y.array))], reads=(b,), writes=(y,), kernel="numpy.add")
-        return y
+        return self._of_biases("bias", direction, n, total)
 
     def last_bias(self, direction: int) -> Value | None:
         """The bias of the state in the last gate, for the columns of all tiles."""
-        b, h = self.b, self.hidden
+        h = self.hidden
+        return self._of_biases("last bias", direction, -h % LANES + h, lambda b: np.pad(b[direction, -h:], (0, -h % LANES)))
 
-        def last() -> np.ndarray:
-            assert b is not None
-            return np.pad(b.read()[direction, -h:], (0, -h % LANES))
-
-        return b and derived(self.site, b, ("last bias", direction), last)
+    def _of_biases(self, what: str, direction: int, size: int, make: Callable[[np.ndarray], np.ndarray]) -> Value | None:
+        """An array that is made from the biases, once if they are constant; None without any."""
+        b, site = self.b, self.site
+        if b is None:
+            return None
+        if b.constant:
+            return derived(site, b, (self.kind, what, self.summed, direction), lambda: make(b.read()))
+        y = site.new((size,), F32, finiteness=b.finiteness)
+        site.emit(lambda: [(_write, (make, b.array, y.array))], reads=(b,), writes=(y,), kernel="numpy.biases")
+        return y
 
 
 def _write(make: Callable[[np.ndarray], np.ndarray], source: np.ndarray, target: np.ndarray) -> None:
@@ -290,7 +289,6 @@ def gru_by_code(
     layer.activations("sigmoid", "tanh")
     after = bool(site.attributes.get("linear_before_reset", 0))
     layer.summed, layer.parts = 2 if after else 3, [(0, 2), (2, 1)]
-    site.require(not after or b is None or b.constant, "the biases are not constant")
     apart = [layer.last_bias(d) if after else None for d in range(layer.directions)]
 
     def mixed(f: Formula, s: CodeStep, hidden: int) -> None:

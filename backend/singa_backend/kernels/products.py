@@ -11,7 +11,7 @@ import numpy as np
 from . import onednn as dnn
 from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
-from .float_products import FloatProductStep, declined, product_of
+from .float_products import FloatProductStep, declined, product_of, require_any_bits
 from .lowering import F32, emit, packed, packs_products, spaced, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .rounding import BF16, Rounded, fpmath, pays, rounded
@@ -359,7 +359,7 @@ def _flops(a: Value, b: Value) -> int:
 def matmul(site: Site, a: Value, b: Value) -> Value:
     _check(site, a, b)
     site.require(a.dtype == F32, "not float32")
-    site.require(site.followers or _flops(a, b) > TINY, "NumPy is faster for a small product")
+    site.require(site.followers or site.options.deterministic or _flops(a, b) > TINY, "NumPy is faster for a small product")
     return _multiply(site, a, b, site.followers)
 
 
@@ -372,6 +372,7 @@ CHEAP = frozenset(("Add", "Sub", "Mul", "Relu", "Clip"))
 
 def _row(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
     """The operands of a product of one row and a small matrix, the row with one axis."""
+    require_any_bits(site)
     site.require(a.dtype == b.dtype and a.dtype in FLOATS and b.size <= VECTOR, "not floats, or not small")
     site.require(a.size and b.size and b.ndim >= 2 and b.size == b.shape[-2] * b.shape[-1], "a batch of matrices")
     site.require(a.ndim and a.size == a.shape[-1] == b.shape[-2], "not one row")

@@ -1,0 +1,287 @@
+"""Products, convolutions and recurrent layers of float32 by machine code: against float64, definitions and other processors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tests.helpers.deterministic_nets import NETS, computed, inference, model
+from tests.helpers.gemm_frames import Frame, assembly
+from tests.helpers.paths import PROJECT
+from tests.helpers.plan_checks import kernels_used
+
+from singa_backend import SingaBackend
+from singa_backend.elementwise.compile import available, level
+from singa_backend.gemm.floats import HEIGHT, PACKED, PRODUCTS, FloatsKind, floats, packing
+from singa_backend.gemm.images import DEPTHWISE, MARGINS, depthwise, margins
+from singa_backend.kernels import float_products, frames, machine_steps
+
+pytestmark = pytest.mark.skipif(bool(available()), reason=available())
+
+F = np.float32
+Copy = Callable[[np.ndarray], np.ndarray]
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(F)
+
+
+def close(y: np.ndarray, exact: np.ndarray, within: float = 3e-6) -> None:
+    assert y.shape == exact.shape
+    assert abs(y - exact).max() <= within * abs(exact).max()
+
+
+def tiled(w: np.ndarray, ended: Copy) -> np.ndarray:
+    """A matrix in tiles, by the function that packs it; columns that are adjacent, or not."""
+    k, n = w.shape
+    out = ended(np.zeros((-(-n // 16), k, 16), F))
+    sizes = dict.fromkeys(PACKED.numbers, 0) | {
+        "batches": 1, "batch1": 1, "n": n, "tiles": len(out), "taps": 1, "tap1": 1, "depth": k, "w_depth": w.strides[0],
+        "w_column": w.strides[1],
+    }  # fmt: skip
+    held = w if w.strides[1] != 4 else ended(w)
+    Frame(packing(w.strides[1] == 4), sizes, {"w": held, "tiled": out})()
+    for t, tile in enumerate(out):
+        part = w[:, 16 * t : 16 * t + 16]
+        assert (tile[:, : part.shape[1]] == part).all()
+    return out
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_products_stay_in_their_arrays(limited: str, ended: Copy, threads: int) -> None:
+    function = floats(FloatsKind(limited != "avx2"))
+    for m, n, k in (1, 1, 1), (2, 17, 33), (3, 64, 16), (5, 70, 301), (11, 33, 9), (HEIGHT + 7, 40, 48):
+        x, w, bias = drawn(m, k), drawn(k, n, seed=1), drawn(n, seed=2)
+        for given in (w, np.asfortranarray(w)):
+            for adds in (0, 1):
+                y = ended(drawn(m, n, seed=3))
+                exact = x.astype(float) @ w + (y if adds else bias)
+                sizes = dict.fromkeys(PRODUCTS.numbers, 0) | {
+                    "rows": m, "row1": 1, "row2": m, "x_row2": 4 * k, "taps": 1, "tap1": 1, "depth": k, "x_depth": 4, "n": n,
+                    "pitch": 4 * n, "batches": 1, "batch1": 1, "groups": -(-n // 32), "span": 2, "height": min(m, HEIGHT),
+                    "tap_block": 1, "depth_block": 20, "adds": adds,
+                }  # fmt: skip
+                held = {"x": ended(x), "w": tiled(given, ended), "bias": ended(np.pad(bias, (0, -n % 16))), "y": y}
+                Frame(function, sizes, held, threads)()
+                close(y, exact)
+
+
+def test_images_stay_in_their_arrays(limited: str, ended: Copy) -> None:
+    for c, h, w, every, gap in (3, 5, 4, 1, 0), (17, 2, 3, 2, 1), (1, 1, 1, 3, 2):
+        x = drawn(2, h, w, c)
+        high, wide = (h - 1) * every + 1 + 3, (w - 1) * (gap + 1) + 1 + 4
+        y, exact = ended(drawn(2, high, wide, c)), np.zeros((2, high, wide, c), F)
+        exact[:, 1 : high - 2 : every, 3 : wide - 1 : gap + 1] = x
+        sizes = {
+            "rows": 2 * high, "height": high, "top": 1, "within": h, "every": every, "left": 3 * c, "count": w, "width": c,
+            "gap": gap * c, "right": c, "x_image": x.strides[0], "x_row": x.strides[1], "x_pixel": x.strides[2],
+        }  # fmt: skip
+        assert set(sizes) == set(MARGINS.numbers)
+        Frame(margins(), sizes, {"x": ended(x), "y": y}, 1)()
+        assert (y == exact).all()
+        taps = drawn(1, 2, c, seed=1)
+        z = ended(np.zeros((2, high, wide - 1, c), F))
+        sizes = {
+            "rows": 2 * high, "row1": high, "count": wide - 1, "channels": c, "taps": 2, "tap1": 2, "x_row0": exact.strides[0],
+            "x_row1": exact.strides[1], "x_pixel": exact.strides[2], "x_tap0": 0, "x_tap1": exact.strides[2],
+            "y_row": z.strides[1], "y_pixel": z.strides[2],
+        }  # fmt: skip
+        assert set(sizes) == set(DEPTHWISE.numbers)
+        Frame(depthwise(), sizes, {"x": ended(exact), "w": ended(taps), "bias": ended(drawn(c, seed=2)), "y": z}, 1)()
+        close(z, drawn(c, seed=2) + exact[:, :, :-1] * taps[0, 0].astype(float) + exact[:, :, 1:] * taps[0, 1].astype(float))
+
+
+@pytest.mark.parametrize("name", ["avx2", "avx512", "aarch64"])
+def test_instructions(name: str) -> None:
+    text = assembly(floats(FloatsKind(name == "avx512")), name)
+    assert {"avx2": "vfmadd231ps", "avx512": "%zmm", "aarch64": "fmla"}[name] in text
+
+
+# operators
+
+AFTER = {
+    "": ("y = Identity(t)", lambda t, b, r: t),
+    "bias": ("y = Add(t, b)", lambda t, b, r: t + b),
+    "relu": ("u = Add(b, t)\n y = Relu(u)", lambda t, b, r: np.maximum(t + b, 0)),
+    "residual": ("u = Add(t, b)\n y = Sub(r, u)", lambda t, b, r: r - t - b),
+    "sigmoid": ("u = Sigmoid(t)\n v = Mul(t, u)\n y = Add(v, r)", lambda t, b, r: t / (1 + np.exp(-t)) + r),
+}
+
+
+@pytest.fixture(params=[1, 2])
+def small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Divide all work among threads."""
+    monkeypatch.setattr(machine_steps, "PARALLEL", 0)
+    monkeypatch.setattr(frames, "PARALLEL", 0)
+    monkeypatch.setattr(float_products, "declined", available_only)
+    return int(request.param)
+
+
+def available_only(site: Any) -> str:
+    return available()
+
+
+def by_code(made: onnx.ModelProto, feeds: Sequence[np.ndarray], threads: int = 1, **options: Any) -> list[np.ndarray]:
+    """The outputs of a session, in which machine code computes the products."""
+    rep = SingaBackend.prepare(made, **({"threads": threads} | options))
+    first, second = ([np.asarray(y) for y in rep.run(list(feeds))] for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+    used = kernels_used(rep)
+    assert any(s.startswith(("machine.product", "machine.depthwise")) for s in used), used
+    assert not any(s.split()[0] in ("matmul", "conv", "lstm", "gru", "rnn", "pooling") for s in used), used
+    return first
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 130, 100), (4, 64, 64), (7, 33, 130)])
+def test_matrix_products(after: str, m: int, k: int, n: int, small_parts: int) -> None:
+    body, exact = AFTER[after]
+    w, b, x, r = drawn(k, n, seed=1), drawn(n, seed=2), drawn(m, k), drawn(m, n, seed=3)
+    made = model(f"t = MatMul(x, w)\n {body}", f"float[{m}, {k}] x, float[{m}, {n}] r", f"float[{m}, {n}] y", {"w": w, "b": b})
+    (y,) = by_code(made, [x, r], small_parts)
+    close(y, exact(x.astype(float) @ w, b, r))
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 3, 5, 20), (2, 3, 20, 18)), ((4, 5, 20), (20, 18)), ((3, 5, 20), (1, 20, 16)), ((2, 1, 5, 8), (3, 8, 4))]
+)
+def test_batches_of_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    x, w = drawn(*shapes[0]), drawn(*shapes[1], seed=1)
+    exact = x.astype(float) @ w
+    inputs = f"float{list(x.shape)} x, float{list(w.shape)} w"
+    made = model(
+        "t = MatMul(x, w)\n s = Mul(t, c)\n y = Relu(s)", inputs, f"float{list(exact.shape)} y", {"c": np.full((), 0.5, F)}
+    )
+    (y,) = by_code(made, [x, w], deterministic=True, threads=None)
+    close(y, np.maximum(exact / 2, 0))
+
+
+def test_gemm_with_factors_and_every_order() -> None:
+    for a, b in (0, 0), (0, 1), (1, 0), (1, 1):
+        x, w, c = drawn(*((9, 5) if a else (5, 9))), drawn(*((12, 9) if b else (9, 12)), seed=1), drawn(5, 12, seed=2)
+        text = f"y = Gemm<transA = {a}, transB = {b}, alpha = 0.5, beta = 2.0>(x, w, c)"
+        inputs = f"float{list(x.shape)} x, float{list(w.shape)} w, float[5, 12] c"
+        (y,) = by_code(model(text, inputs, "float[5, 12] y", {}), [x, w, c], deterministic=True, threads=None)
+        close(y, 0.5 * (x.T if a else x).astype(float) @ (w.T if b else w) + 2 * c)
+
+
+CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], str]] = [
+    ((2, 3, 9, 11), (8, 3, 3, 3), ""),
+    ((2, 3, 9, 11), (20, 3, 3, 3), "pads = [1, 0, 2, 1], strides = [2, 1]"),
+    ((1, 32, 7, 7), (70, 32, 1, 1), ""),
+    ((1, 32, 9, 9), (7, 32, 1, 1), "strides = [2, 2]"),
+    ((1, 16, 9, 9), (6, 8, 3, 3), "group = 2, pads = [1, 1, 1, 1]"),
+    ((1, 20, 9, 9), (20, 1, 3, 3), "group = 20, pads = [1, 1, 1, 1]"),
+    ((2, 35, 9, 9), (35, 1, 3, 3), "group = 35, strides = [2, 2]"),
+    ((2, 16, 20), (32, 1, 3), "group = 16, pads = [1, 1]"),
+    ((2, 5, 40), (7, 5, 4), "pads = [3, 0]"),
+    ((2, 5, 40), (7, 5, 4), 'dilations = [2], auto_pad = "SAME_UPPER"'),
+    ((2, 5, 20, 20), (7, 5, 3, 2), "dilations = [2, 3], pads = [1, 1, 0, 3]"),
+]
+
+
+def against_definition(made: onnx.ModelProto, feeds: list[np.ndarray], within: float = 3e-6) -> None:
+    exact = SingaBackend.prepare(made, optimize=0).run(feeds)
+    for y, e in zip(by_code(made, feeds, deterministic=True, threads=None), exact, strict=True):
+        close(y, np.asarray(e), within)
+
+
+def rank(x: tuple[int, ...]) -> str:
+    return ", ".join("abcd"[: len(x)])
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize(("x", "w", "attributes"), CONVOLUTIONS)
+def test_convolutions(x: tuple[int, ...], w: tuple[int, ...], attributes: str, constant: bool) -> None:
+    text = f"t = Conv{f'<{attributes}>' if attributes else ''}(x, w, b)\n y = Relu(t)"
+    held = {"b": drawn(w[0], seed=2)} | ({"w": drawn(*w, seed=1)} if constant else {})
+    inputs = f"float{list(x)} x" + ("" if constant else f", float{list(w)} w")
+    feeds = [drawn(*x)] + ([] if constant else [drawn(*w, seed=1)])
+    against_definition(model(text, inputs, f"float[{rank(x)}] y", held), feeds)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "attributes"),
+    [
+        ((2, 5, 7, 6), (5, 8, 3, 3), "strides = [2, 3], pads = [1, 1, 1, 1], output_padding = [1, 1]"),
+        ((2, 6, 7, 6), (6, 4, 2, 2), "strides = [2, 2], group = 2"),
+        ((2, 6, 7, 6), (6, 1, 4, 4), "strides = [2, 2], group = 6, pads = [1, 1, 1, 1]"),
+        ((2, 6, 17), (6, 9, 4), "strides = [2]"),
+        ((2, 6, 9, 9), (6, 9, 3, 3), "dilations = [2, 2], strides = [2, 1]"),
+    ],
+)
+def test_transposed_convolutions(x: tuple[int, ...], w: tuple[int, ...], attributes: str) -> None:
+    groups = x[1] // w[0] * (2 if "group = 2" in attributes else 6 if "group = 6" in attributes else 1)
+    held = {"w": drawn(*w, seed=1), "b": drawn(w[1] * groups, seed=2)}
+    text = f"t = ConvTranspose<{attributes}>(x, w, b)\n y = Relu(t)"
+    against_definition(model(text, f"float{list(x)} x", f"float[{rank(x)}] y", held), [drawn(*x)])
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "kernel_shape = [3, 2], strides = [2, 1]",
+        "kernel_shape = [3, 3], pads = [1, 1, 1, 1]",
+        "kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1",
+        "kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1",
+    ],
+)
+def test_average_pools(attributes: str) -> None:
+    against_definition(
+        model(f"y = AveragePool<{attributes}>(x)", "float[2, 5, 9, 12] x", "float[a, b, c, d] y", {}), [drawn(2, 5, 9, 12)]
+    )
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("time", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("direction", "first", "options"),
+    [
+        ("forward", False, ""),
+        ("bidirectional", True, ""),
+        ("reverse", True, ", layout = 1"),
+        ("bidirectional", False, ", linear_before_reset = 1"),
+        ("forward", True, ", peepholes"),
+    ],
+)
+def test_recurrent_layers(operator: str, time: int, direction: str, first: bool, options: str) -> None:
+    if ("linear" in options and operator != "GRU") or ("peepholes" in options and operator != "LSTM"):
+        pytest.skip("an option of another operator")
+    batch, width, hidden, gates, d = 3, 7, 9, {"LSTM": 4, "GRU": 3, "RNN": 1}[operator], 1 + (direction == "bidirectional")
+    held = {"w": drawn(d, gates * hidden, width, seed=1), "r": drawn(d, gates * hidden, hidden, seed=2) / 3}
+    held |= {"b": drawn(d, 2 * gates * hidden, seed=3), "p": drawn(d, 3 * hidden, seed=4)}
+    swapped = [1, 0] if "layout" in options else [0, 1]
+    x, h = (drawn(*(shape[i] for i in swapped), shape[2]) for shape in ((time, batch, width), (d, batch, hidden)))
+    states = ["h0", "c0"][: 2 if operator == "LSTM" else 1] if first else []
+    given = ["x", "w", "r", "b", "", *(states or [""]), *(["p"] if "peepholes" in options else [])]
+    names = ["y", "h", "c"][: 3 if operator == "LSTM" else 2]
+    attributes = f'hidden_size = {hidden}, direction = "{direction}"{options.replace(", peepholes", "")}'
+    text = f"{', '.join(names)} = {operator}<{attributes}>({', '.join(given)})"
+    inputs = ", ".join([f"float{list(x.shape)} x", *(f"float{list(h.shape)} {s}" for s in states)])
+    outputs = ", ".join(f"float[{'a, b, c, d' if n == 'y' else 'e, f, g'}] {n}" for n in names)
+    against_definition(model(text, inputs, outputs, {k: v for k, v in held.items() if k in given}), [x, *[h] * len(states)], 1e-5)
+
+
+# bits
+
+
+def test_deterministic_nets_have_equal_bits() -> None:
+    """Of AVX2, this processor and two threads; inference by machine code only, aside from copies and maxima."""
+    found = computed()
+    for name in NETS:
+        others = [s for s in found[name]["steps"] if not s.startswith("machine.")]
+        assert all(s.split()[0] in ("reorder", "pooling") or s.startswith(("numpy.copyto", "numpy.fill")) for s in others), others
+        assert inference(name, 2)["digest"] == found[name]["digest"]
+    if level() in ("avx512", "vnni"):
+        environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "tests.helpers.deterministic_nets"]
+        made = subprocess.run(command, cwd=PROJECT, env=environment, check=True, capture_output=True, text=True)
+        other = json.loads(made.stdout)
+        assert {k: v["digest"] for k, v in other.items()} == {k: v["digest"] for k, v in found.items()}
