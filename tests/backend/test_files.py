@@ -660,9 +660,9 @@ def test_an_interrupt_at_any_line_of_close_closes_no_other_file(tmp_path: Path) 
         stop, seen, interrupted = stop + 1, 0, False
         stage = files.Stage(tmp_path / "o")
 
-        def count(frame: Any, event: str, argument: Any, stop: int = stop) -> Any:
+        def count(frame: Any, event: str, argument: Any, stop: int = stop, stage: files.Stage = stage) -> Any:
             nonlocal seen
-            if frame.f_code is not files.Stage.close.__code__:
+            if frame.f_code is not files.Stage.close.__code__ or frame.f_locals["self"] is not stage:
                 return None
             seen += event == "line"
             if event == "line" and seen == stop:
