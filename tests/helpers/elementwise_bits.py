@@ -83,13 +83,13 @@ class Large(Special):
         return [rank - 1] if self.chance(0.8) else axes
 
 
-def cases(key: Key) -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
-    """The name, the model and the inputs of nodes of an operator: of a part of its types, if these are many."""
+def cases(key: Key, most: int = 4) -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
+    """The name, the model and the inputs of nodes of an operator: of a part of its types, if these are many, `most` of each."""
     version = max(declarations[key])
     kinds = combinations(key, version)
     kinds = kinds[:: 5 if len(kinds) > 50 else 1]
     for types in kinds:
-        count = 4 if len(kinds) < 20 and any(t.kind == "f" for t in types.values()) else 1
+        count = most if len(kinds) < 20 and any(t.kind == "f" for t in types.values()) else 1
         for n, d in enumerate(draws(key, version, types, count, Large)):
             d.fixed |= {i for i in range(len(d.inputs)) if reads_on_host(declarations[key][version], i)}
             with warnings.catch_warnings():
