@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..gemm.frame import FrameFunction
 from ..gemm.tiles import HEIGHT, TILES
 from .frames import framed
 from .table import Site
-from .values import Value
+from .values import Bound, Value
 
 PARALLEL = 1 << 20
 """The products of two numbers from which several threads compute a step."""
@@ -22,6 +22,22 @@ CLAIM = 1 << 18
 
 GAP = 64
 """The bytes after a row of A that keep rows apart in the first cache."""
+
+
+def bound_product(
+    site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], work: int
+) -> Callable[[], Bound]:
+    """The function that binds a call of a function; see `emit_product`."""
+    try:
+        compiled = function.compiled()
+    except NotCompiled as reason:
+        site.refuse(str(reason))
+    units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
+    threads = site.options.threads if work > PARALLEL and units > 1 else 1
+    chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
+    first = next(iter(values.values()))
+    given = [values.get(p, first) for p in function.layout.pointers]
+    return framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
 
 
 def emit_product(
@@ -39,16 +55,7 @@ def emit_product(
         work: the products of two numbers in all.
         name: of the step, for reports.
     """
-    try:
-        compiled = function.compiled()
-    except NotCompiled as reason:
-        site.refuse(str(reason))
-    units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
-    threads = site.options.threads if work > PARALLEL and units > 1 else 1
-    chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
-    first = next(iter(values.values()))
-    given = [values.get(p, first) for p in function.layout.pointers]
-    bind = framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+    bind = bound_product(site, function, sizes, values, work)
     written = tuple(values[w] for w in writes)
     reads = [v for v in values.values() if v not in written]
     site.emit(bind, reads=reads, writes=written, kernel=f"machine.{name}")
