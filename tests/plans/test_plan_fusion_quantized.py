@@ -239,8 +239,8 @@ def test_conv(dtype: Any, bias: str, after: str) -> None:
     found, kernels = runs(g.model(feeds, y), feeds, {0: 0.04})
     assert found.get("QLinearConv") == 1 and "Conv" not in found
     assert ("Clip" in found) == (after in ("relu6", "Relu with zero point"))
-    assert [k for k in kernels if k.startswith(("conv", "machine.conv"))] and "definition" not in kernels
-    assert not exact_int8() or "numpy.clip" not in kernels  # only oneDNN computes the bounds in the same step
+    assert [k for k in kernels if k.startswith(("conv", "machine.conv"))]
+    assert not exact_int8() or {"definition", "numpy.clip"}.isdisjoint(kernels)  # only oneDNN computes what follows too
 
 
 @exact
