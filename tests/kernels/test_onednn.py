@@ -777,7 +777,6 @@ def test_failures_are_typed() -> None:
         lambda: MemoryDesc.tagged(f32, (2, 3), "nhwc"),
         lambda: dnn.eltwise(of(2), of(2), algorithm="sine"),
         lambda: dnn.Attributes(fpmath="double"),
-        lambda: of(2, 3).transposed((0, 0)),
         lambda: dnn.resampling(of(1, 1, 2, 2), of(1, 1, 4, 4), algorithm="nearest", factors=(2,)),
         lambda: dnn.pooling(of(1, 1, 4, 4), of(1, 1, 2, 2), algorithm="max", kernel=(2,), strides=(2, 2), dilations=(0, 0),
                             pads_begin=(0, 0), pads_end=(0, 0)),

@@ -24,6 +24,28 @@ GAP = 64
 """The bytes after a row of A that keep rows apart in the first cache."""
 
 
+def bound_product(
+    site: Site,
+    function: FrameFunction,
+    sizes: Mapping[str, int],
+    values: Mapping[str, Value],
+    work: int,
+    units: int | None = None,
+) -> Callable[[], Bound]:
+    """The function that binds a call of a function; see `emit_product`."""
+    try:
+        compiled = function.compiled()
+    except NotCompiled as reason:
+        site.refuse(str(reason))
+    if units is None:
+        units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
+    threads = site.options.threads if work > PARALLEL and units > 1 else 1
+    chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
+    first = next(iter(values.values()))
+    given = [values.get(p, first) for p in function.layout.pointers]
+    return framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+
+
 def emit_product(
     site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], writes: Sequence[str], work: int,
     name: str, units: int | None = None, before: Callable[[], object] = int, keeps: Sequence[object] = (),
@@ -42,17 +64,7 @@ def emit_product(
         before: is called before addresses are bound.
         keeps: what the step needs besides.
     """
-    try:
-        compiled = function.compiled()
-    except NotCompiled as reason:
-        site.refuse(str(reason))
-    if units is None:
-        units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
-    threads = site.options.threads if work > PARALLEL and units > 1 else 1
-    chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
-    first = next(iter(values.values()))
-    given = [values.get(p, first) for p in function.layout.pointers]
-    bound = framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+    bound = bound_product(site, function, sizes, values, work, units)
 
     def bind() -> Bound:
         before()
