@@ -39,6 +39,7 @@ TESTS = [
     f"tests/operators/test_{name}.py" for name in ("arithmetic", "conv", "linalg", "normalization", "pool", "reduction", "unary")
 ]
 CODE = [f"tests/elementwise/test_{name}.py" for name in ("compile", "functions", "later", "load", "machine_code", "steps")]
+CODE += ["tests/gemm/test_floats.py", "tests/gemm/test_integers.py"]
 SONNX = ("-c", "from singa.cli import start; start()")
 NETS = ("bert", "lstm", "mobilenetv2")
 COMPARE = """
