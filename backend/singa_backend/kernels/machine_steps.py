@@ -24,23 +24,23 @@ GAP = 64
 """The bytes after a row of A that keep rows apart in the first cache."""
 
 
-def emit_product(
-    site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], writes: Sequence[str], work: int,
-    name: str, units: int | None = None, before: Callable[[], object] = int, keeps: Sequence[object] = (),
-) -> None:  # fmt: skip
-    """Add the step of a function; declines if it has no machine code.
+def bound_product(
+    site: Site,
+    function: FrameFunction,
+    sizes: Mapping[str, int],
+    values: Mapping[str, Value],
+    work: int,
+    units: int | None = None,
+) -> Callable[[], Bound]:
+    """The function that binds machine code to the present addresses; declines if there is none.
 
     Args:
         site: the place.
         function: the function.
         sizes: its numbers, by name.
         values: the values, by the names of its pointers; others are not read.
-        writes: the names of those that it writes.
         work: the products of two numbers in all.
-        name: of the step, for reports.
         units: of work; by default groups of tiles for each part of the rows, or rows.
-        before: is called before addresses are bound.
-        keeps: what the step needs besides.
     """
     try:
         compiled = function.compiled()
@@ -52,7 +52,28 @@ def emit_product(
     chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
     first = next(iter(values.values()))
     given = [values.get(p, first) for p in function.layout.pointers]
-    bound = framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+    return framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+
+
+def emit_product(
+    site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], writes: Sequence[str], work: int,
+    name: str, units: int | None = None, before: Callable[[], object] = int, keeps: Sequence[object] = (),
+) -> None:  # fmt: skip
+    """Add the step of a function, as `bound_product` has it.
+
+    Args:
+        site: the place.
+        function: the function.
+        sizes: its numbers, by name.
+        values: the values, by the names of its pointers.
+        writes: the names of those that it writes.
+        work: the products of two numbers in all.
+        name: of the step, for reports.
+        units: of work.
+        before: is called before addresses are bound.
+        keeps: what the step needs besides.
+    """
+    bound = bound_product(site, function, sizes, values, work, units)
 
     def bind() -> Bound:
         before()

@@ -1,0 +1,377 @@
+"""Mixtures of experts whose weights have few bits (QMoE), by the machine code of products with such weights.
+
+Pairs of a row and one of its k experts are in the order of the experts, so that an expert computes adjacent rows.  There are as
+many pairs in every run: only where the rows of an expert begin depends on the router.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..elementwise.builder import LANES
+from ..elementwise.compile import available, level
+from ..gemm import few_bits as code
+from ..gemm.few_bits import FewBitsKind
+from ..gemm.frame import FIELDS, FrameFunction
+from ..gemm.tiles import TILES
+from ..ir.versioned import versioned
+from .expressions import ExpressionCall, compute, trace
+from .few_bits import DOMAIN, Product, packed_weights, value_table
+from .few_bits_packing import LARGEST, UINT8, Blocks, pack, signed, unpacked
+from .lowering import F32, derived, ordered
+from .machine_steps import bound_product
+from .table import Site, kernel
+from .values import FINITE, Bound, Value
+
+INT64 = np.dtype(np.int64)
+
+
+# --- the router
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedPairs:
+    """The pairs of a run.
+
+    Attributes:
+        rows: int64, the row of each pair.
+        places: int64, (rows, k): the pairs of each row, in the order of their experts.
+        shares: float32, (rows, k): of these.
+        groups: int64, (experts that may be chosen, 3): the number of an expert, its first pair, and their number; then zeros.
+    """
+
+    rows: Value
+    places: Value
+    shares: Value
+    groups: Value
+
+    def all(self) -> tuple[Value, ...]:
+        """All values."""
+        return self.rows, self.places, self.shares, self.groups
+
+
+def routed(site: Site, router: Value, values: Value | None, k: int) -> RoutedPairs:
+    """The experts with the largest values of the router, the first of equal ones, and their shares, as in the definition."""
+    (rows, experts), count = router.shape, router.shape[0] * k
+    made = RoutedPairs(
+        site.new((count,), INT64), site.new((rows, k), INT64), site.new((rows, k), F32), site.new((min(experts, count), 3), INT64)
+    )
+    normal = values is None or bool(site.attributes["normalize_routing_weights"])
+    starts, pairs = np.arange(rows)[:, None] * experts, np.arange(count)
+
+    def bind() -> Bound:
+        given = None if values is None else values.array
+        return [(_route, (router.array, given, normal, starts, pairs, *(v.array for v in made.all())))]
+
+    site.emit(bind, reads=(router, values), writes=made.all(), kernel="numpy.router")
+    return made
+
+
+def _route(
+    router: np.ndarray, values: np.ndarray | None, normal: bool, starts: np.ndarray, pairs: np.ndarray,
+    rows: np.ndarray, places: np.ndarray, shares: np.ndarray, groups: np.ndarray,
+) -> None:  # fmt: skip
+    k = shares.shape[1]
+    chosen = np.sort((-router).argsort(-1, "stable")[:, :k], 1)
+    if values is None:
+        values = np.exp(router - router.max(1, keepdims=True))
+        values /= values.sum(1, keepdims=True)
+    values.reshape(-1).take(chosen + starts, None, shares, "clip")
+    if normal:
+        shares /= shares.sum(1, keepdims=True)
+    flat = chosen.reshape(-1)
+    order = flat.argsort(kind="stable")
+    np.floor_divide(order, k, rows)
+    places.reshape(-1)[order] = pairs
+    counts = np.bincount(flat)
+    (present,) = counts.nonzero()
+    number = len(present)
+    groups[:number, 0], groups[:number, 2], groups[number:] = present, counts[present], 0
+    np.cumsum(groups[: number - 1, 2], out=groups[1:number, 1])
+    groups[0, 1] = 0
+
+
+def combined(site: Site, z: Value, pairs: RoutedPairs, y: Value) -> None:
+    """Emit the sum of the results of each row, times their shares."""
+    room = site.new(y.shape, F32)
+    values = (z, pairs.places, pairs.shares, room, y)
+    site.emit(
+        lambda: [(_combine, tuple(v.array for v in values))], reads=values[:3], writes=(room, y), kernel="numpy.sum of experts"
+    )
+
+
+def _combine(z: np.ndarray, places: np.ndarray, shares: np.ndarray, room: np.ndarray, y: np.ndarray) -> None:
+    for i in range(places.shape[1]):
+        target = room if i else y
+        z.take(places[:, i], 0, target, "clip")
+        target *= shares[:, i : i + 1]
+        if i:
+            y += room
+
+
+# --- products
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertProduct(Product):
+    """The product of the rows of each expert and its weights: `weights` are those of all experts, one after the other.
+
+    Attributes:
+        experts: their number.
+        bias: (experts, columns of the tiles of one), or None.
+    """
+
+    experts: int
+    bias: Value | None
+
+    def rows(self) -> dict[str, Value]:
+        """Emit the step that writes the rows in the form that the code reads."""
+        return self.copied(code.copying(), np.float32, "copy of rows")
+
+    def emit_groups(self, pairs: RoutedPairs, left: dict[str, Value]) -> Value:
+        """Emit the step that computes the products of all pairs."""
+        site, weights, (rows, k) = self.site, self.weights, self.matrix.shape
+        columns = weights.tiles // self.experts * LANES
+        y = site.new((rows, self.n), F32, finiteness=FINITE)
+        values = {**left, "w": weights.words, "factors": weights.scales, "y": y, "table": value_table(site)}
+        values["bias"] = self.bias or site.shared_constant(("zeros", columns), lambda: np.zeros(columns, np.float32))
+        if weights.zeros is not None:
+            values["zeros"] = weights.zeros
+        by_row = {name: values[name].strides[0] for name in ("left", "sums", "y")}
+        by_expert = {name: values[name].nbytes // self.experts for name in ("w", "factors", "zeros") if name in values}
+        if self.bias is not None:
+            by_expert["bias"] = columns * F32.itemsize
+        sizes = {**self.sizes, "stride": by_row["left"]}
+        work = rows * k * self.n // pairs.groups.shape[0]
+        parts = []
+        for function in [code.floats(self.kind), code.panels(self.kind)][: 1 if pairs.places.shape[0] == 1 else 2]:
+            bound = bound_product(site, function, sizes, values, work)
+            parts.append((bound, _growth(function, [by_expert, by_row, {"rows": 1}])))
+
+        def bind() -> Bound:
+            groups = pairs.groups.array
+            return [(_multiply, (groups, [GroupFrames(bound, growth, len(groups)) for bound, growth in parts]))]
+
+        reads = [*(v for v in values.values() if v is not y), pairs.groups]
+        site.emit(bind, reads=reads, writes=(y,), kernel="machine.product of experts")
+        return y
+
+
+def _growth(function: FrameFunction, steps: Sequence[dict[str, int]]) -> np.ndarray:
+    """By how much each word of a frame grows with the number of the expert, its first row, and the number of its rows."""
+    names = [*function.layout.numbers, *function.layout.pointers]
+    return np.array([[0] * FIELDS + [step.get(name, 0) for name in names] for step in steps], np.int64)
+
+
+class GroupFrames:
+    """The frames of a function for the groups of a run.
+
+    Attributes:
+        call: calls the function with the address of a frame.
+    """
+
+    def __init__(self, bound: Callable[[], Bound], growth: np.ndarray, count: int) -> None:
+        ((self.call, (address,)),) = bound()
+        self._growth, self._base = growth, address.frames[0] - growth[2] * address.frames[0]
+        self._frames = np.empty((count, growth.shape[1]), np.int64)
+        self.keeps = address
+
+    def write(self, groups: np.ndarray) -> tuple[int, int]:
+        """Write the frames; return the address of the first one, and the bytes of each."""
+        np.matmul(groups, self._growth, self._frames)
+        self._frames += self._base
+        return self._frames.ctypes.data, self._frames.strides[0]
+
+
+def _multiply(groups: np.ndarray, parts: Sequence[GroupFrames]) -> None:
+    """Call the first function for a group of one row, and the last one for others."""
+    places = [part.write(groups) for part in parts]
+    for i, count in enumerate(groups[:, 2].tolist()):
+        if not count:
+            break
+        which = 0 if count == 1 else -1
+        first, step = places[which]
+        parts[which].call(first + i * step)
+
+
+def _packed(b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, grain: int) -> Blocks:
+    """The weights of all experts, each with whole groups of tiles; the last axes are bytes, scales, zero points."""
+    room = [(0, 0), (0, -b.shape[1] % (LANES * TILES)), (0, 0)]
+
+    def rows(v: np.ndarray) -> np.ndarray:
+        return (np.pad(v, room) if room[1][1] else v).reshape(-1, v.shape[2])
+
+    blocks = scales.shape[2]
+    zeros = None if zeros is None else rows(zeros)
+    return pack(
+        rows(b).reshape(-1, blocks, b.shape[2] // blocks),
+        rows(scales),
+        None if zeros is None else rows(zeros),
+        bits,
+        grain,
+        signed(bits),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeights:
+    """The inputs of a layer of all experts.
+
+    Attributes:
+        b: bytes, (experts, n, bytes of a row).
+        scales: float32.
+        bias: float32, or None.
+        zeros: the zero points, or None.
+        bits: of a weight.
+    """
+
+    b: Value
+    scales: Value | None
+    bias: Value | None
+    zeros: Value | None
+    bits: int
+
+    def product(self, site: Site, x: Value, block: int) -> ExpertProduct:
+        """The products of the rows of a matrix; declines what the definition refuses, and what the code does not compute."""
+        b, scales, bias, zeros, bits, k = self.b, self.scales, self.bias, self.zeros, self.bits, x.shape[1]
+        site.require(bits in (2, 4, 8) and b.ndim == 3 and b.dtype == UINT8 and b.size, "the definition reports the form")
+        experts, n, _ = b.shape
+        size = block or k
+        grain = math.gcd(size, LARGEST)
+        site.require(b.shape[2] * 8 == k * bits and k % size == 0 and grain >= 16, "the rows do not have whole blocks")
+        if scales is None:
+            site.refuse("there are no scales")
+        count = k // size
+        points = experts * n * -(-count * bits // 8) if block else experts * -(-n * bits // 8)
+        fits = scales.size == experts * n * count and (zeros is None or (zeros.size == points and zeros.dtype == UINT8))
+        fits = fits and scales.dtype == F32 and (bias is None or (bias.dtype == F32 and bias.size == experts * n))
+        site.require(fits, "the shapes or dtypes do not match")
+        given = [v for v in (b, scales, bias, zeros) if v is not None]
+        site.require(all(v.constant and v.finiteness == FINITE for v in given), "the weights are not constant, or not finite")
+        arrays = b.read(), scales.read(), None if zeros is None else zeros.read()
+
+        def make() -> Blocks:
+            bytes_, factors, middle = arrays
+            if middle is not None:
+                middle = unpacked(middle.reshape(experts, n if block else 1, -1), bits)
+                middle = middle[..., :count] if block else middle[:, 0, :n, None]
+                middle = middle.astype(np.float32).repeat(size // grain, 2)
+            return _packed(bytes_, factors.reshape(experts, n, count).repeat(size // grain, 2), middle, bits, grain)
+
+        what = ("experts", scales.key, None if zeros is None else zeros.key, bits, block)
+        kind = FewBitsKind(bits, min(grain, 32), "" if zeros is None else "floats", level())
+        weights, columns = packed_weights(site, b, what, arrays, make), n + -n % (LANES * TILES)
+        wide = (
+            None
+            if bias is None
+            else derived(
+                site, bias, ("padded", columns), lambda: np.pad(bias.read().reshape(experts, n), [(0, 0), (0, columns - n)])
+            )
+        )
+        return ExpertProduct(site, x, x, weights, n, grain, kind, experts, wide)
+
+
+# --- activations
+
+
+class _Activation:
+    """The calls of an activation, each of which reads values or results of earlier ones."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.calls = site, list[ExpressionCall]()
+
+    def call(self, name: str, version: int, *operands: Value | int | float | None, **attributes: Any) -> int:
+        """Add a call, of which floats are constants; returns the number of its result."""
+        values = tuple(Value.of(np.array(v, F32)) if isinstance(v, float) else v for v in operands)
+        self.calls.append(ExpressionCall(versioned("", name, version), attributes, values))
+        return len(self.calls) - 1
+
+    def swiglu(self, gate: Value, linear: Value) -> int:
+        """The gate, as in the definition."""
+        a = self.site.attributes
+        limit, late = a.get("swiglu_limit"), a["swiglu_limit_after_activation"]
+        up: Value | int = linear
+        if limit is not None:
+            up = self.call("Clip", 13, linear, -float(limit), float(limit))
+        x: Value | int = gate if late or limit is None else self.call("Min", 13, gate, float(limit))
+        active = self.call("Mul", 14, x, self.call("Sigmoid", 13, self.call("Mul", 14, x, float(a["activation_alpha"]))))
+        active = self.call("Min", 13, active, float(limit)) if late and limit is not None else active
+        if a["activation_beta"]:
+            up = self.call("Add", 14, up, float(a["activation_beta"]))
+        return self.call("Mul", 14, active, up)
+
+    def plain(self, name: str, x: Value) -> Value | int:
+        """An activation without a gate."""
+        if name == "gelu":
+            return self.call("Gelu", 20, x, approximate="tanh")
+        if name == "silu":
+            return self.call("Mul", 14, x, self.call("Sigmoid", 13, x))
+        return self.call("Relu", 14, x) if name == "relu" else x
+
+    def emit(self, x: Value, linear: Value | None) -> Value:
+        """Emit the step that computes an activation, times the linear part."""
+        name = self.site.attributes["activation_type"]
+        y = self.swiglu(x, linear) if name == "swiglu" and linear is not None else self.plain(name, x)
+        if name != "swiglu" and linear is not None:
+            y = self.call("Mul", 14, y, linear)
+        if isinstance(y, Value):
+            return y
+        terms, inputs = trace(self.site, self.calls)
+        (made,) = compute(self.site, [terms[y]], inputs, "activation")
+        return ordered(self.site, made, (0, 1))
+
+
+@kernel("QMoE", 1, on="machine", domain=DOMAIN)
+def qmoe(
+    site: Site, x: Value, router: Value, w1: Value, s1: Value | None, b1: Value | None, w2: Value, s2: Value | None = None,
+    b2: Value | None = None, w3: Value | None = None, s3: Value | None = None, b3: Value | None = None, z1: Value | None = None,
+    z2: Value | None = None, z3: Value | None = None, values: Value | None = None, *further: Value | None,
+) -> Value:  # fmt: skip
+    """Only the experts that are chosen compute, and only their rows."""
+    site.require(not available(), available())
+    a = site.attributes
+    fusion, block, k, name = a["swiglu_fusion"], a.get("block_size") or 0, a["k"], a["activation_type"]
+    plain = a["quant_type"] == "int" and a["weights_prepacked"] != 1 and all(v is None for v in further)
+    site.require(plain and not block & (block - 1) and (not block or block >= 16), "the definition reports the form")
+    gated = name == "swiglu"
+    site.require(gated or (name in ("relu", "gelu", "silu", "identity") and not fusion), "the activation is another one")
+    site.require(fusion in (0, 1, 2) and (w3 is None if fusion else w3 is not None or not gated), "the gate is elsewhere")
+    floats = [v for v in (x, router, values) if v is not None]
+    site.require(all(v.dtype == F32 for v in floats) and x.size and w1.ndim == 3, "the inputs are not float32, or empty")
+    rows, experts, hidden = math.prod(x.shape[:-1]), w1.shape[0], x.shape[-1]
+    fits = all(v.shape == (rows, experts) for v in floats[1:]) and 0 < k <= experts
+    fits = fits and all(w is None or w.shape[:1] == (experts,) for w in (w2, w3)) and w2.shape[1:2] == (hidden,)
+    site.require(fits and not w1.shape[1] % (2 if fusion else 1), "the shapes do not match")
+    site.require_finite(x)
+
+    def layer(number: int, *parts: Any) -> ExpertWeights:
+        return ExpertWeights(*parts, a.get(f"fc{number}_expert_weight_bits") or a["expert_weight_bits"])
+
+    pairs = routed(site, router, values if values is None else ordered(site, values, (0, 1)), k)
+    matrix = ordered(site, x, range(x.ndim)).view((rows, hidden), (hidden * 4, 4))
+    seen = site.new((rows * k, hidden), F32, finiteness=FINITE)
+    site.emit(
+        lambda: [(matrix.array.take, (pairs.rows.array, 0, seen.array, "clip"))],
+        reads=(matrix, pairs.rows), writes=(seen,), kernel="numpy.take",
+    )  # fmt: skip
+    first = layer(1, w1, s1, b1, z1).product(site, seen, block)
+    left = first.rows()
+    h, linear = first.emit_groups(pairs, left), None
+    inner, (step, size) = h.shape[1] // (2 if fusion else 1), h.strides
+    if fusion:
+        linear = h.view((rows * k, inner), (step, 2 * size if fusion == 1 else size), size if fusion == 1 else inner * size)
+        h = h.view(linear.shape, linear.strides)
+    elif w3 is not None:
+        linear = layer(3, w3, s3, b3, z3).product(site, seen, block).emit_groups(pairs, left)
+        site.require(linear.shape == h.shape, "the shapes do not match")
+    active = _Activation(site).emit(h, linear)
+    y = site.new(x.shape, F32)
+    last = layer(2, w2, s2, b2, z2).product(site, active, block)
+    z = last.emit_groups(pairs, last.rows())
+    combined(site, z, pairs, y.view((rows, hidden), (hidden * 4, 4)))
+    return y
