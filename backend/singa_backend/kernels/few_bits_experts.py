@@ -142,15 +142,17 @@ class ExpertProduct(Product):
         values["bias"] = self.bias or site.shared_constant(("zeros", columns), lambda: np.zeros(columns, np.float32))
         if weights.zeros is not None:
             values["zeros"] = weights.zeros
-        by_row = {name: values[name].strides[0] for name in ("left", "sums", "y")}
-        by_expert = {name: values[name].nbytes // self.experts for name in ("w", "factors", "zeros") if name in values}
+        by_row: dict[str, int] = {name: values[name].strides[0] for name in ("left", "sums", "y")}
+        by_expert: dict[str, int] = {
+            name: values[name].nbytes // self.experts for name in ("w", "factors", "zeros") if name in values
+        }
         if self.bias is not None:
             by_expert["bias"] = columns * F32.itemsize
         sizes = {**self.sizes, "stride": by_row["left"]}
         work = rows * k * self.n // pairs.groups.shape[0]
         parts = []
         for function in [code.floats(self.kind), code.panels(self.kind)][: 1 if pairs.places.shape[0] == 1 else 2]:
-            bound = bound_product(site, function, sizes, values, work)
+            bound = bound_product(site, function, sizes, values, work, sizes["groups"])
             parts.append((bound, _growth(function, [by_expert, by_row, {"rows": 1}])))
 
         def bind() -> Bound:
@@ -207,15 +209,8 @@ def _packed(b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: i
         return (np.pad(v, room) if room[1][1] else v).reshape(-1, v.shape[2])
 
     blocks = scales.shape[2]
-    zeros = None if zeros is None else rows(zeros)
-    return pack(
-        rows(b).reshape(-1, blocks, b.shape[2] // blocks),
-        rows(scales),
-        None if zeros is None else rows(zeros),
-        bits,
-        grain,
-        signed(bits),
-    )
+    points = None if zeros is None else rows(zeros)
+    return pack(rows(b).reshape(-1, blocks, b.shape[2] // blocks), rows(scales), points, bits, grain, signed(bits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,13 +261,12 @@ class ExpertWeights:
         what = ("experts", scales.key, None if zeros is None else zeros.key, bits, block)
         kind = FewBitsKind(bits, min(grain, 32), "" if zeros is None else "floats", level())
         weights, columns = packed_weights(site, b, what, arrays, make), n + -n % (LANES * TILES)
-        wide = (
-            None
-            if bias is None
-            else derived(
-                site, bias, ("padded", columns), lambda: np.pad(bias.read().reshape(experts, n), [(0, 0), (0, columns - n)])
-            )
-        )
+
+        def padded(v: Value) -> Value:
+            room = [(0, 0), (0, columns - n)]
+            return derived(site, v, ("padded", columns), lambda: np.pad(v.read().reshape(experts, n), room))
+
+        wide = None if bias is None else padded(bias)
         return ExpertProduct(site, x, x, weights, n, grain, kind, experts, wide)
 
 
@@ -342,15 +336,19 @@ def qmoe(
     site.require(gated or (name in ("relu", "gelu", "silu", "identity") and not fusion), "the activation is another one")
     site.require(fusion in (0, 1, 2) and (w3 is None if fusion else w3 is not None or not gated), "the gate is elsewhere")
     floats = [v for v in (x, router, values) if v is not None]
-    site.require(all(v.dtype == F32 for v in floats) and x.size and w1.ndim == 3, "the inputs are not float32, or empty")
+    site.require(
+        all(v.dtype == F32 for v in floats) and x.ndim and x.size and w1.ndim == 3, "the inputs are not float32, or empty"
+    )
+    site.require(w1.ndim == 3, "the shapes do not match")
     rows, experts, hidden = math.prod(x.shape[:-1]), w1.shape[0], x.shape[-1]
     fits = all(v.shape == (rows, experts) for v in floats[1:]) and 0 < k <= experts
     fits = fits and all(w is None or w.shape[:1] == (experts,) for w in (w2, w3)) and w2.shape[1:2] == (hidden,)
     site.require(fits and not w1.shape[1] % (2 if fusion else 1), "the shapes do not match")
     site.require_finite(x)
 
-    def layer(number: int, *parts: Any) -> ExpertWeights:
-        return ExpertWeights(*parts, a.get(f"fc{number}_expert_weight_bits") or a["expert_weight_bits"])
+    def layer(number: int, seen: Value, b: Value, scales: Value | None, bias: Value | None, zeros: Value | None) -> ExpertProduct:
+        bits = a.get(f"fc{number}_expert_weight_bits") or a["expert_weight_bits"]
+        return ExpertWeights(b, scales, bias, zeros, bits).product(site, seen, block)
 
     pairs = routed(site, router, values if values is None else ordered(site, values, (0, 1)), k)
     matrix = ordered(site, x, range(x.ndim)).view((rows, hidden), (hidden * 4, 4))
@@ -359,7 +357,7 @@ def qmoe(
         lambda: [(matrix.array.take, (pairs.rows.array, 0, seen.array, "clip"))],
         reads=(matrix, pairs.rows), writes=(seen,), kernel="numpy.take",
     )  # fmt: skip
-    first = layer(1, w1, s1, b1, z1).product(site, seen, block)
+    first = layer(1, seen, w1, s1, b1, z1)
     left = first.rows()
     h, linear = first.emit_groups(pairs, left), None
     inner, (step, size) = h.shape[1] // (2 if fusion else 1), h.strides
@@ -367,11 +365,11 @@ def qmoe(
         linear = h.view((rows * k, inner), (step, 2 * size if fusion == 1 else size), size if fusion == 1 else inner * size)
         h = h.view(linear.shape, linear.strides)
     elif w3 is not None:
-        linear = layer(3, w3, s3, b3, z3).product(site, seen, block).emit_groups(pairs, left)
+        linear = layer(3, seen, w3, s3, b3, z3).emit_groups(pairs, left)
         site.require(linear.shape == h.shape, "the shapes do not match")
     active = _Activation(site).emit(h, linear)
     y = site.new(x.shape, F32)
-    last = layer(2, w2, s2, b2, z2).product(site, active, block)
+    last = layer(2, active, w2, s2, b2, z2)
     z = last.emit_groups(pairs, last.rows())
     combined(site, z, pairs, y.view((rows, hidden), (hidden * 4, 4)))
     return y

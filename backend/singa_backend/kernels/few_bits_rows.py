@@ -9,11 +9,11 @@ import numpy as np
 from ..dtypes import numpy_dtype
 from ..elementwise.compile import available
 from ..gemm.few_bits_rows import RowsKind, gathering
+from ..ir.shapes import valid_axes
 from .few_bits import DOMAIN
 from .few_bits_packing import UINT8
 from .lowering import F32, ordered
 from .machine_steps import bound_product
-from .movement import axis_in
 from .table import Invalid, Site, kernel
 from .values import Bound, Value
 
@@ -29,8 +29,10 @@ def gather_block_quantized(site: Site, data: Value, index: Value, scales: Value,
     bits = site.attributes["bits"] if packed else 8
     site.require(packed or data.dtype in NIBBLES, f"the values are {data.dtype}")
     site.require(bits in (2, 4, 8) and block >= 16 and not block & (block - 1), "the definition reports the form")
-    axis, along = (axis_in(site, site.attributes[f"{what}_axis"], data.ndim) for what in ("gather", "quantize"))
-    site.require(along == data.ndim - 1 and axis < along, "the blocks are not along the last axis")
+    axes = valid_axes([site.attributes[f"{what}_axis"] for what in ("gather", "quantize")], data.ndim)
+    if axes is None or axes[1] != data.ndim - 1:
+        site.refuse("the blocks are not along the last axis")
+    axis = axes[0]
     site.require(not packed or axis == 0, "the definition reports the axis")
     line = data.shape[-1] * 8 // bits
     blocks = -(-line // block)
