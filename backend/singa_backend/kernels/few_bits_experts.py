@@ -77,13 +77,20 @@ def _route(
     rows: np.ndarray, places: np.ndarray, shares: np.ndarray, groups: np.ndarray,
 ) -> None:  # fmt: skip
     k = shares.shape[1]
-    chosen = np.sort((-router).argsort(-1, "stable")[:, :k], 1)
+    chosen = np.negative(router).argsort(-1, "stable")[:, :k].copy()
+    chosen.sort(1)
     if values is None:
-        values = np.exp(router - router.max(1, keepdims=True))
-        values /= values.sum(1, keepdims=True)
+        values = router - np.maximum.reduce(router, 1, keepdims=True)
+        np.exp(values, values)
+        values /= np.add.reduce(values, 1, keepdims=True)
     values.reshape(-1).take(chosen + starts, None, shares, "clip")
     if normal:
-        shares /= shares.sum(1, keepdims=True)
+        shares /= np.add.reduce(shares, 1, keepdims=True)
+    if len(shares) == 1:
+        rows.fill(0)
+        places[0] = groups[:, 1] = pairs
+        groups[:, 0], groups[:, 2] = chosen[0], 1
+        return
     flat = chosen.reshape(-1)
     order = flat.argsort(kind="stable")
     np.floor_divide(order, k, rows)
@@ -175,30 +182,31 @@ class GroupFrames:
 
     Attributes:
         call: calls the function with the address of a frame.
+        places: the address of the frame of each group.
     """
 
     def __init__(self, bound: Callable[[], Bound], growth: np.ndarray, count: int) -> None:
         ((self.call, (address,)),) = bound()
         self._growth, self._base = growth, address.frames[0] - growth[2] * address.frames[0]
         self._frames = np.empty((count, growth.shape[1]), np.int64)
+        self.places = [int(self._frames.ctypes.data) + i * self._frames.strides[0] for i in range(count)]
         self.keeps = address
 
-    def write(self, groups: np.ndarray) -> tuple[int, int]:
-        """Write the frames; return the address of the first one, and the bytes of each."""
+    def write(self, groups: np.ndarray) -> None:
+        """Write the frames."""
         np.matmul(groups, self._growth, self._frames)
         self._frames += self._base
-        return self._frames.ctypes.data, self._frames.strides[0]
 
 
 def _multiply(groups: np.ndarray, parts: Sequence[GroupFrames]) -> None:
     """Call the first function for a group of one row, and the last one for others."""
-    places = [part.write(groups) for part in parts]
+    for part in parts:
+        part.write(groups)
     for i, count in enumerate(groups[:, 2].tolist()):
         if not count:
             break
-        which = 0 if count == 1 else -1
-        first, step = places[which]
-        parts[which].call(first + i * step)
+        part = parts[0 if count == 1 else -1]
+        part.call(part.places[i])
 
 
 def _packed(b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, grain: int) -> Blocks:
