@@ -1,10 +1,11 @@
 """Compares products of 8-bit integers by constant weights with onnxruntime's, on one thread.
 
-    tox -e benchmark-integers [-- --sizes 1x768x768 128x768x3072 --rounds 9]
+    tox -e benchmark-integers [-- --sizes 1x768x768 128x768x3072 --convolutions 64x56x64x3x1 --rounds 9]
 
-The operators are MatMulInteger, QLinearMatMul, and the nodes of a dynamically quantized Gemm.  onnxruntime runs in a process of
-its own.  Both compute the same product in turns; a figure is the median over the rounds of the median CPU time of a run, and a
-ratio is the median of the ratios of the rounds.  `ONEDNN_MAX_CPU_ISA` chooses a lower level for us, not for onnxruntime.
+The operators are MatMulInteger, QLinearMatMul, the nodes of a dynamically quantized Gemm, and QLinearConv.  onnxruntime runs in
+a process of its own.  Both compute the same product in turns; a figure is the median over the rounds of the median CPU time of a
+run, and a ratio is the median of the ratios of the rounds.  `ONEDNN_MAX_CPU_ISA` chooses a lower level for us, not for
+onnxruntime.
 """
 
 from __future__ import annotations
@@ -24,13 +25,39 @@ from singa_backend.doctor import processor
 SIZES = ("1x768x768", "128x768x768", "128x768x3072")
 """Rows, inner size and columns."""
 
+CONVOLUTIONS = ("64x56x64x3x1", "64x56x256x1x1", "128x56x128x3x2")
+"""Channels, height and width, results, kernel and stride."""
+
 KINDS = ("MatMulInteger", "QLinearMatMul", "dynamic")
 
-Form = tuple[str, int, int, int]
-"""What is computed, rows, inner size, and columns."""
+SCALES = {name: np.float32(s) for name, s in (("sx", 0.02), ("sw", 0.01), ("sy", 1.3))}
+
+Form = tuple[Any, ...]
+"""What is computed, and its size: rows, inner size and columns, or as `CONVOLUTIONS`."""
 
 
 def model(form: Form) -> ModelProto:
+    """Return a model of one product or convolution."""
+    return convolution(form) if form[0] == "QLinearConv" else matrix_product(form)
+
+
+def convolution(form: Form) -> ModelProto:
+    """Return a model of one convolution."""
+    _, channels, _, results, kernel, stride = form
+    g, value, pads = np.random.default_rng(0), helper.make_tensor_value_info, [kernel // 2] * 4
+    constants = {
+        "w": g.integers(-100, 101, (results, channels, kernel, kernel)).astype(np.int8), "z": np.uint8(7), "zw": np.int8(0),
+        "b": g.integers(-9999, 9999, results).astype(np.int32), **SCALES,
+    }  # fmt: skip
+    inputs = ["x", "sx", "z", "w", "sw", "zw", "sy", "z", "b"]
+    node = helper.make_node("QLinearConv", inputs, ["y"], strides=[stride] * 2, pads=pads)
+    ends = [value(name, TensorProto.UINT8, ["n", c, "h", "w"]) for name, c in (("x", channels), ("y", results))]
+    tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def matrix_product(form: Form) -> ModelProto:
     """Return a model of one product."""
     kind, _, k, n = form
     g, value, node = np.random.default_rng(0), helper.make_tensor_value_info, helper.make_node
@@ -40,8 +67,7 @@ def model(form: Form) -> ModelProto:
         nodes = [node(kind, ["x", "w", "z"], ["y"])]
     elif kind == "QLinearMatMul":
         nodes = [node(kind, ["x", "sx", "z", "w", "sw", "zw", "sy", "z"], ["y"])]
-        scales = {name: np.float32(s) for name, s in (("sx", 0.02), ("sw", 0.01), ("sy", 1.3))}
-        constants |= {**scales, "zw": np.int8(0)}
+        constants |= {**SCALES, "zw": np.int8(0)}
     else:
         given = TensorProto.FLOAT
         nodes = [
@@ -58,7 +84,8 @@ def model(form: Form) -> ModelProto:
 def inputs(form: Form) -> np.ndarray:
     """Return A."""
     g = np.random.default_rng(1)
-    return g.standard_normal(form[1:3]).astype(np.float32) if form[0] == "dynamic" else g.integers(0, 255, form[1:3], np.uint8)
+    shape = (1, form[1], form[2], form[2]) if form[0] == "QLinearConv" else form[1:3]
+    return g.standard_normal(shape).astype(np.float32) if form[0] == "dynamic" else g.integers(0, 255, shape, np.uint8)
 
 
 def serve(connection: Any) -> None:
@@ -74,15 +101,15 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="MxKxN")
+    parser.add_argument("--convolutions", nargs="+", default=CONVOLUTIONS, metavar="CxHxMxKxS")
     parser.add_argument("--rounds", type=int, default=9)
     chosen = parser.parse_args()
     print(f"{processor()}, Python {platform.python_version()}\n")
-    print("| product | M x K x N | ms | onnxruntime, ms | ratio |\n|---|---|---|---|---|")
+    print("| operator | size | ms | onnxruntime, ms | ratio |\n|---|---|---|---|---|")
     with serving(serve) as peer:
-        for kind in KINDS:
-            for size in chosen.sizes:
-                m, k, n = map(int, size.split("x"))
-                form = (kind, m, k, n)
+        for kind in (*KINDS, "QLinearConv"):
+            for size in chosen.convolutions if kind == "QLinearConv" else chosen.sizes:
+                form = (kind, *map(int, size.split("x")))
                 rep, x = SingaBackend.prepare(model(form), threads=1), inputs(form)
                 rep.run([x])
                 ratio, a, b = in_turns(partial(rep.run, [x]), peer, form, chosen.rounds)

@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from tests.helpers.code_size import tree
+from tests.helpers.code_size import nodes_of
 
 PROJECT = Path(__file__).parents[1]
 
@@ -83,7 +83,7 @@ def imports(package: str) -> dict[str, set[str]]:
 
 def _imported(package: str, path: Path) -> Iterator[str]:
     own = path.relative_to(PROJECT / FOLDERS[package]).with_suffix("").parts
-    for node in ast.walk(tree(path)):
+    for node in nodes_of(path):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             base = ".".join([*(own[: -node.level] if node.level else ()), *filter(None, [node.module])])
@@ -101,7 +101,7 @@ def _imported(package: str, path: Path) -> Iterator[str]:
 
 def _strings(path: Path) -> list[str]:
     """The strings of a file, in which a computed import finds its module."""
-    return [n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [n.value for n in nodes_of(path) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
 
 def _called(node: ast.Call) -> str:
@@ -155,7 +155,7 @@ def test_no_files_import_each_other(package: str) -> None:
 
 
 def test_the_backend_does_not_import_the_frontend() -> None:
-    found = [p for p in files("singa_backend").values() for n in ast.walk(tree(p))
+    found = [p for p in files("singa_backend").values() for n in nodes_of(p)
              if (isinstance(n, ast.ImportFrom) and not n.level and (n.module or "").split(".")[0] == "singa")
              or (isinstance(n, ast.Import) and any(a.name.split(".")[0] == "singa" for a in n.names))]  # fmt: skip
     assert not found
@@ -188,7 +188,7 @@ def test_the_init_of_a_folder_is_a_list_of_names(package: str) -> None:
         f"{path.relative_to(PROJECT)}:{node.lineno}"
         for path in files(package).values()
         if path.name == "__init__.py"
-        for node in tree(path).body
+        for node in nodes_of(path)[0].body
         if not isinstance(node, allowed) and not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     ]
     assert not found

@@ -792,7 +792,8 @@ class SingaBackend(Backend):
             precision: "float32", or "bf16" to permit products of float32 in bfloat16 on the CPU, with an error of about 0.5 % of
                 the largest value.
             optimize: 0 computes every node by its definition, 1 by the fastest kernel, 2 fuses nodes too; on the CPU.
-            deterministic: whether equal inputs return equal bits at any number of threads.
+            deterministic: whether equal inputs return equal bits at any number of threads, and on other processors where machine
+                code computes every step.
             memory: "speed" to keep weights of few bits in bfloat16, if products may be rounded; on the CPU.
             operators: operators of `define_operator` that only this model has.
             adapter: an adapter that is added to the model, or several, whose changes add: each an `Adapter`, or the path of its

@@ -47,7 +47,7 @@ from ._training.fit import (
     stop_signals,
 )
 from ._training.loader import positive, seeded
-from ._training.profiling import profiled_step
+from ._training.profiling import profiled_step, restored
 from ._training.sources import ArgumentNames, TableBatches, length_of, one_epoch, source_of
 from ._training.state_files import read_states, write_states
 from ._training.step import Step, step_form
@@ -257,7 +257,8 @@ class Model(Layer):
             mode: True for a graph, False for the tape.
             sequential: Kept for old programs; it has no effect.
             deterministic: Whether recorded steps run on one thread, as `prepare(deterministic=True)`: their bits then do not
-                depend on the number of cores, nor on other programs that use them. Otherwise they are equal from run to run at
+                depend on the number of cores, nor on other programs that use them, nor on the processor where machine code
+                computes every step; the first step is recorded too. Otherwise they are equal from run to run at
                 a number of threads that SONNX_NUM_THREADS sets.
             precision: "bf16" permits products of float32 in bfloat16 on the CPU, as for `prepare`; the tensors, the sums and the
                 parameters stay float32. "float32" does not; None leaves the precision as it is. Steps on the tape, such as the
@@ -400,7 +401,8 @@ class Model(Layer):
         """The first step with some shapes runs on the tape and creates the states of the optimizer. The next becomes a graph.
 
         If the optimizer has its states, the first step becomes a graph too: a resumed training then computes each step as an
-        unbroken one does, to the bit.
+        unbroken one does, to the bit.  So it does in deterministic steps, whose bits are those of plans, after a step on the tape
+        that is undone.
         """
         key = (step_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()), self.precision)
         if key not in self._steps:
@@ -408,8 +410,10 @@ class Model(Layer):
             self._forget_steps()
             if not self._has_stepped():
                 self._tape_first = False
-                with tape.by_definitions():  # a plan of each node would serve this step only
-                    return self.train_one_batch(*input, **kwargs)
+                with restored(self) if self.deterministic else contextlib.nullcontext(), tape.by_definitions():
+                    first = self.train_one_batch(*input, **kwargs)  # a plan of each node would serve this step only
+                if not self.deterministic:
+                    return first
         self._steps.move_to_end(key)
         for other in list(self._steps)[:-_PLANS]:
             for old in self._steps[other]:

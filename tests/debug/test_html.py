@@ -337,6 +337,6 @@ def test_layout_of_five_thousand_nodes_is_quick() -> None:
     import time
 
     edges = [(i - 1, i) for i in range(1, 5000)] + [(i - 7, i) for i in range(7, 5000, 3)]
-    start = time.perf_counter()
+    start = time.process_time()
     found = layered([90.0] * 5000, edges)
-    assert time.perf_counter() - start < 20 and len(found.x) == 5000
+    assert time.process_time() - start < 20 and len(found.x) == 5000

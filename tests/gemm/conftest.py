@@ -10,6 +10,8 @@ from tests.elementwise.conftest import cache as cache  # these tests have the sa
 from tests.helpers.gemm_frames import LIMITS
 
 from singa_backend.elementwise.compile import level
+from singa_backend.kernels import integer_products
+from singa_backend.plans.fusion import quantized as fusion
 
 
 @pytest.fixture(params=LIMITS)
@@ -19,6 +21,13 @@ def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if level() != request.param:
         pytest.skip(f"this processor is of the level {level()}")
     return str(request.param)
+
+
+@pytest.fixture
+def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use machine code although this processor has exact products of oneDNN."""
+    for module in integer_products, fusion:
+        monkeypatch.setattr(module, "exact_int8", lambda: False)
 
 
 @pytest.fixture

@@ -493,18 +493,11 @@ def test_products_of_integers_are_the_instructions_of_a_processor(name: str, bit
 @pytest.mark.parametrize("name", DOTS)
 def test_every_level_has_objects(name: str) -> None:
     """They refer to nothing but themselves."""
-    for bits in (2, 4, 8):
-        for zeros in ("", "floats"):
-            kind = FewBitsKind(bits, 16, zeros, name)
-            for function in (
-                code.rounding(kind.values),
-                code.copying(),
-                code.integers(kind),
-                code.floats(kind),
-                code.panels(kind),
-            ):
-                assert target(name).object(function.text("f"))
-    assert target(name).object(code.panels(FewBitsKind(4, 32, "", name, table=True)).text("f"))
+    kinds = [FewBitsKind(bits, 16, zeros, name) for bits in (2, 4, 8) for zeros in ("", "floats")]
+    functions = [f(kind) for kind in kinds for f in (code.integers, code.floats, code.panels)]
+    functions += [code.copying(), code.panels(FewBitsKind(4, 32, "", name, table=True))]
+    functions += [code.rounding(values) for values in {kind.values for kind in kinds}]
+    assert all(target(name).object(f.text("f")) for f in functions)
 
 
 def test_blocks_fit_into_a_panel() -> None:

@@ -15,8 +15,7 @@ from singa_backend.elementwise.compile import available, level, target
 from singa_backend.gemm.dots import WEIGHT_DOTS
 from singa_backend.gemm.integers import DEEP, IntegersKind, integers, widening
 from singa_backend.gemm.tiles import HEIGHT
-from singa_backend.kernels import integer_products
-from singa_backend.kernels.integer_products import _packed
+from singa_backend.kernels.integer_products import packed_tiles
 from singa_backend.kernels.quantized import exact_int8
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available())
@@ -44,12 +43,12 @@ def test_functions_are_exact_and_stay_in_their_arrays(
     for m, n, k in (1, 1, 1), (2, 17, 33), (3, 31, 16), (7, 70, 301), (HEIGHT + 1, 40, 48):
         x, w, zero = drawn(how, dtype, (m, k)), drawn(how, np.int8, (k, n), 1), np.array([9], dtype)
         depth, columns = -(-k // DEEP) * DEEP, -(-n // 32) * 32
-        sizes = {"rows": m, "n": n, "k": k, "depth": depth, "stride": depth * kind.element, "groups": columns // 32}
+        sizes = {"rows": m, "n": n, "k": k, "depth": depth, "stride": depth * kind.element, "groups": columns // 32, "pitch": n}
         factors = np.linspace(1e-5, 1e-3, n).astype(np.float32)
         arrays = {
-            "x": x, "left": np.zeros((m, depth * kind.element), np.uint8), "w": _packed(w, depth, columns).array, "zero": zero,
-            "sums": np.pad(w.sum(0, dtype=np.int32), (0, columns - n)), "factors": np.pad(factors, (0, columns - n)),
-            "shift": np.full(1, 3, np.float32), "y": np.zeros((m, n), np.int32 if result == "sums" else result),
+            "x": x, "left": np.zeros((m, depth * kind.element), np.uint8), "zero": zero, "shift": np.full(1, 3, np.float32),
+            "w": packed_tiles(w[None], depth, columns).array, "sums": np.pad(w.sum(0, dtype=np.int32), (0, columns - n)),
+            "factors": np.pad(factors, (0, columns - n)), "y": np.zeros((m, n), np.int32 if result == "sums" else result),
         }  # fmt: skip
         held = {name: ended(a) for name, a in arrays.items()}
         for function in widening(kind), integers(kind):
@@ -80,12 +79,6 @@ def test_every_level_has_objects(name: str) -> None:
 
 
 # Operators
-
-
-@pytest.fixture
-def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use machine code although this processor has exact products of oneDNN."""
-    monkeypatch.setattr(integer_products, "exact_int8", lambda: False)
 
 
 def model(nodes: list[Any], x: np.ndarray, constants: dict[str, Any], result: int) -> Any:

@@ -7,12 +7,11 @@ python -m tests.helpers.code_size --write    lower the limits to what is measure
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -36,7 +35,13 @@ GRAPH_CLASSES = {"Graph", "Region", "RegionView", "GraphEditor", "NodeEditor", "
 GRADIENT_CALLS = re.compile("GradientCall|DifferentiatedCall|DEFERRED|Deferrable|gradient_calls")
 VAGUE = {"made", "found", "held", "given", "known"}
 
-LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+TOKEN = re.compile(
+    r"""(?P<newline>\n)|(?P<comment>\#[^\n]*)|(?P<open>[(\[{])|(?P<close>[)\]}])|
+    (?P<string>[a-zA-Z]{0,2}(?:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^\\"\n])*"|'(?:\\.|[^\\'\n])*'))|
+    (?P<other>[^\s#"'()\[\]{}][^\n#"'()\[\]{}]*)""",
+    re.DOTALL | re.VERBOSE,
+)
+"""What decides on the lines of code: a string, a comment, the end of a line, a bracket, or a run of anything else."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension)
 
@@ -45,7 +50,7 @@ class Source(NamedTuple):
     """A file of the product."""
 
     text: str
-    tree: ast.Module
+    nodes: list[ast.AST]
 
 
 def texts(*folders: str) -> dict[str, str]:
@@ -55,29 +60,48 @@ def texts(*folders: str) -> dict[str, str]:
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The nodes of the syntax tree of a file."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in nodes:
+        nodes.extend(children(node))
+    return nodes
+
+
+def children(node: ast.AST) -> Iterator[ast.AST]:
+    """What ast.iter_child_nodes yields, in half the time."""
+    for value in vars(node).values():
+        if isinstance(value, ast.AST):
+            yield value
+        elif isinstance(value, list):
+            yield from (v for v in value if isinstance(v, ast.AST))
 
 
 @cache
 def product() -> dict[str, Source]:
     """Every file of the product, by its path."""
-    return {name: Source(text, tree(PROJECT / name)) for name, text in texts(*PRODUCT).items()}
+    return {name: Source(text, nodes_of(PROJECT / name)) for name, text in texts(*PRODUCT).items()}
 
 
 def code_lines(text: str) -> int:
     """The number of lines of code: no blank lines, no comments, no statements that are a string, such as docstrings."""
-    lines: set[int] = set()
-    statement: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.NEWLINE:
-            if any(t.type != tokenize.STRING for t in statement):
-                lines.update(chain.from_iterable(range(t.start[0], t.end[0] + 1) for t in statement))
-            statement.clear()
-        elif token.type not in LAYOUT:
-            statement.append(token)
-    return len(lines)
+    total, line, depth = 0, 1, 0
+    lines: set[int] = set()  # of a statement
+    is_code = False
+    for token in TOKEN.finditer(f"{text}\n"):
+        kind, found = token.lastgroup, token[0]
+        if kind == "newline":
+            if depth == 0:
+                total += len(lines) if is_code else 0
+                is_code = False
+                lines.clear()
+            line += 1
+        elif kind != "comment":
+            first, line = line, line + found.count("\n")
+            lines.update(range(first, line + 1))
+            is_code |= kind != "string"
+            depth += (kind == "open") - (kind == "close")
+    return total
 
 
 def room(name: str) -> str:
@@ -93,7 +117,7 @@ def complexity(function: ast.AST) -> int:
         total += isinstance(node, BRANCHES)
         total += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
         total += len(node.ifs) if isinstance(node, ast.comprehension) else 0
-        pending += [child for child in ast.iter_child_nodes(node) if not isinstance(child, FUNCTIONS)]
+        pending += [child for child in children(node) if not isinstance(child, FUNCTIONS)]
     return total
 
 
@@ -132,13 +156,17 @@ def measures() -> dict[str, int]:
     lines = {name: code_lines(text) for name, text in texts(*PRODUCT, "tests/").items()}
     nodes: dict[type, list[tuple[str, Any]]] = defaultdict(list)
     for name, source in product().items():
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             nodes[type(node)].append((name, node))
 
     def within(kind: type, part: str = "") -> list[Any]:
         return [node for name, node in nodes[kind] if name.startswith(f"backend/singa_backend/{part}")]
 
     functions = [f for kind in FUNCTIONS for _, f in nodes[kind]]
+    vague = defaultdict(list)  # the lines of each file that assign to such names
+    for name, node in nodes[ast.Name]:
+        if node.id in VAGUE and isinstance(node.ctx, ast.Store):
+            vague[name].append(node.lineno)
     complexities = [complexity(f) for f in functions]
     many = [f for kind in FUNCTIONS for f in within(kind) if parameters(f) >= 7]
     bases = {c.name: [_name(b) for b in c.bases] for c in within(ast.ClassDef, "plans/")}
@@ -163,8 +191,7 @@ def measures() -> dict[str, int]:
         "many_parameters": len(many),
         "signature_lines": sum(f.body[0].lineno - f.lineno for f in many),
         "vague_locals": sum(
-            any(isinstance(n, ast.Name) and n.id in VAGUE and isinstance(n.ctx, ast.Store) for n in ast.walk(f))
-            for f in functions
+            any(f.lineno <= line <= f.end_lineno for line in vague[name]) for kind in FUNCTIONS for name, f in nodes[kind]
         ),
         "rooms": len(rooms("singa_backend")),
         "room_imports": sum(a != b for a, b in pairs),

@@ -1,4 +1,4 @@
-"""Bits of deterministic sessions of one node each, on this and other processors.
+"""Bits of deterministic sessions of one node each, and of nets and their training, on this and other processors.
 
     python -m tests.helpers.elementwise_bits FOLDER [PYTHON ...]     # a step of tox -e aarch64
 
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.helpers.deterministic_nets import NETS, net, training
 from tests.helpers.elementwise_draws import FURTHER, Key, Special, combinations, draws, elementwise
 from tests.helpers.plan_checks import kernels_used
 
@@ -53,7 +54,6 @@ KEYS = list(dict.fromkeys((*LOWERED, *FURTHER)))
 OTHER_BITS = {
     "BiasSplitGelu": "erf and exp of NumPy, in the definition for float16",
     "FastGelu": "tanh of NumPy, in the definition for float16",
-    "GlobalAveragePool": "oneDNN's pooling; sums of NumPy",
     "ScaledSiLU": "exp of NumPy, in the definition for two types",
     "SwiGLU": "exp of NumPy, in the definition",
 }
@@ -83,13 +83,13 @@ class Large(Special):
         return [rank - 1] if self.chance(0.8) else axes
 
 
-def cases(key: Key) -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
-    """The name, the model and the inputs of nodes of an operator: of a part of its types, if these are many."""
+def cases(key: Key, most: int = 4) -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
+    """The name, the model and the inputs of nodes of an operator: of a part of its types, if these are many, `most` of each."""
     version = max(declarations[key])
     kinds = combinations(key, version)
     kinds = kinds[:: 5 if len(kinds) > 50 else 1]
     for types in kinds:
-        count = 4 if len(kinds) < 20 and any(t.kind == "f" for t in types.values()) else 1
+        count = most if len(kinds) < 20 and any(t.kind == "f" for t in types.values()) else 1
         for n, d in enumerate(draws(key, version, types, count, Large)):
             d.fixed |= {i for i in range(len(d.inputs)) if reads_on_host(declarations[key][version], i)}
             with warnings.catch_warnings():
@@ -159,6 +159,10 @@ def draw(path: Path) -> None:
         for name, model, feeds in cases(key):
             arrays[f"{name}/model"] = np.frombuffer(model.SerializeToString(), np.uint8)
             arrays |= {f"{name}/{k}": v for k, v in feeds.items()}
+    for name in NETS:
+        model, given = net(name)
+        arrays[f"{name} net/model"] = np.frombuffer(model.SerializeToString(), np.uint8)
+        arrays |= {f"{name} net/{i.name}": v for i, v in zip(model.graph.input, given, strict=True)}
     np.savez(path, **arrays)
 
 
@@ -173,7 +177,8 @@ def compute(path: Path, threads: int = 1) -> dict[str, Any]:
                 models[case], feeds[case] = onnx.ModelProto.FromString(arrays[name].tobytes()), {}
             else:
                 feeds[case][what] = arrays[name]
-    return {case: computed(model, feeds[case], threads) for case, model in models.items()}
+    found = {case: computed(model, feeds[case], threads) for case, model in models.items()}
+    return found | {f"{name} training": training(name) | {"steps": []} for name in NETS}
 
 
 def differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -37,7 +37,8 @@ def training(holder: Any, rank: int, size: int) -> None:
 
 def ends(holder: Any, rank: int, size: int, how: str, who: str) -> None:
     """A rank ends, or is stuck, while the others wait for it."""
-    comm = opt.DistOpt(nccl_id=holder, local_rank=rank, world_size=size, timeout=2.0).communicator
+    comm = opt.DistOpt(nccl_id=holder, local_rank=rank, world_size=size, timeout=60.0).communicator
+    comm.timeout = 2.0 if how in ("stop", "sleep") else 60.0  # not for the start, which takes longer on a busy machine
     if rank == int(who):
         total(comm, np.ones(1))
         if how == "kill":
@@ -71,12 +72,17 @@ def unfinished(holder: Any, rank: int, size: int) -> None:
         tell(f"rank {rank} has all")
 
 
+FORKED = os.pipe()
+"""What a rank forked lives until all others have closed the second end: the parent does when rank 0 has ended."""
+
+
 def forked(holder: Any, rank: int, size: int) -> None:
     """The end of a rank is seen although a process that it forked lives on."""
     comm = opt.DistOpt(nccl_id=holder, local_rank=rank, world_size=size, timeout=60.0).communicator
     if rank == 1:
         if os.fork() == 0:
-            time.sleep(20)
+            os.close(FORKED[1])
+            os.read(FORKED[0], 1)
             os._exit(0)
         return
     try:
@@ -100,6 +106,8 @@ def main(start: str, size: int, name: str, *arguments: str) -> None:
             process.kill()
     for process in processes:
         process.join(max(0.0, end - time.monotonic()))
+        if process is processes[0]:
+            os.close(FORKED[1])
     tell(f"exit codes {[p.exitcode for p in processes]}")
 
 

@@ -518,12 +518,11 @@ def bomb(form: str, rng: Rng) -> tuple[int, Callable[[Path], None]]:
     blank = rng.choice([b"\0", b" "])
 
     def stream(pack: zipfile.ZipFile, name: str, head: bytes, comment: bytes = b"") -> None:
-        info = zipfile.ZipInfo(name)
-        info.compress_type, info.comment = zipfile.ZIP_DEFLATED, comment
-        with pack.open(info, "w", force_zip64=True) as out:
+        with pack.open(name, "w", force_zip64=True) as out:
             out.write(head)
             for _ in range(size // MIB):
                 out.write(blank * MIB)
+        pack.getinfo(name).comment = comment
 
     def write(path: Path) -> None:
         head = npy_of("'<f4'", f"({size // 4},)", b"")

@@ -49,7 +49,6 @@ def products(names: str) -> Any:
         ("matmul", "gemm:jit", True),
         ("convolution_forward", "x64:gemm:jit", True),
         ("matmul", "brg:avx512_core", False),
-        ("inner_product_forward", "brgemm:avx512_core", False),
         ("convolution_forward", "brgconv:avx512_core", False),
         ("eltwise_forward", "jit:avx512_core", False),
     ],

@@ -455,37 +455,6 @@ def _opened(case: Case, left: MemoryDesc, into: MemoryDesc) -> tuple[MemoryDesc,
     return rows, MemoryDesc.of(F32, [*batch, unknown, n], [*outer, n, 1]), into
 
 
-def _draw_inner_product(d: Draw, kind: str) -> Case:
-    prop = d.prop(kind)
-    return {
-        "prop": prop, "n": d.one(1, 2, 3, 5, 8, 16, 17, 33), "ic": d.size(d.one(20, 70, 400)), "oc": d.size(d.one(20, 70, 300)),
-        "weights": d.one("plain", "any", "any", [1, 0]), "bias": d.one(0, 1), "post": d.post(2) if prop == "inference" else [],
-    }  # fmt: skip
-
-
-@family(_draw_inner_product, "inner_product_forward", "inner_product_backward_data", "inner_product_backward_weights", weight=3)
-def inner_product(case: Case, data: Data) -> Problem:
-    """A product with transposed weights."""
-    kind, n, ic, oc = case["kind"], case["n"], case["ic"], case["oc"]
-    post = Post(case, data, (n, oc))
-    x, w, dy, b = data.whole((n, ic)), data.whole((oc, ic)), data.whole((n, oc)), data.whole((oc,))
-    a, f, c = described(x.shape, "plain"), described(w.shape, case["weights"]), described(dy.shape, "plain")
-    has_bias = bool(case["bias"]) and not kind.endswith("data")
-    bias = MemoryDesc.of(F32, b.shape) if has_bias else None
-    make = partial(dnn.inner_product, a, f, bias, c, prop=case["prop"])
-    if kind.endswith("forward"):
-        inputs = {args.SRC: x, args.WEIGHTS: w} | ({args.BIAS: b} if has_bias else {})
-        return post.problem(make, inputs, x.astype(np.float64) @ w.T + (b if has_bias else 0))
-    wide, function = (
-        dy.astype(np.float64),
-        partial(getattr(backward, kind), hint=make(allow_reference=True), allow_reference=True),
-    )
-    if kind.endswith("data"):
-        return Problem(partial(function, a, f, c), {args.DIFF_DST: dy, args.WEIGHTS: w}, {args.DIFF_SRC: wide @ w})
-    expected = {args.DIFF_WEIGHTS: wide.T @ x} | ({args.DIFF_BIAS: wide.sum(0)} if has_bias else {})
-    return Problem(partial(function, a, f, bias, c), {args.SRC: x, args.DIFF_DST: dy}, expected)
-
-
 # --- windows
 
 

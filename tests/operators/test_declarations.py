@@ -6,6 +6,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,7 @@ def _with_infinities(value: Any) -> Any:
     return made
 
 
+@lru_cache(maxsize=1)  # the traits of an operator follow each other
 def _cases(domain: str, name: str, version: int, count: int) -> list[NodeCase]:
     select = f"^{generate.label(domain, name, version)}$"
     return [c for i in range(count) if (c := generate.draw(5, i, select)) is not None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from functools import cache
 
 from tests.test_arrows import FOLDERS, files
 
@@ -26,14 +28,17 @@ DEFINITIONS = {
 """The modules outside the engine that run a graph by its definitions, always, and why."""
 
 
+@cache
 def choosers() -> dict[str, list[str]]:
     """The modules outside the engine that run a graph by themselves, with what they use for it."""
     found: dict[str, list[str]] = {}
+    named = re.compile("|".join(sorted(CHOOSERS | PRIVATE)))
     for package in FOLDERS:
         for name, path in files(package).items():
             if name.startswith(ENGINE):
                 continue
-            for node in ast.walk(ast.parse(path.read_text())):
+            text = path.read_text()
+            for node in ast.walk(ast.parse(text)) if named.search(text) else ():
                 used: list[str] = []
                 if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2] in ("executor", "planner"):
                     used = [alias.name for alias in node.names if alias.name in CHOOSERS]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -38,37 +39,45 @@ class IntegersKind:
         level: of the instructions, a key of `WEIGHT_DOTS`.
         signed: whether A is int8, not uint8.
         result: "sums" for int32; "uint8" or "int8" for sums times a factor for each column, rounded, plus a zero point.
+        bias: whether a number is added to the sums of each column.
     """
 
     level: str
     signed: bool
     result: str = "sums"
+    bias: bool = False
 
     @property
     def element(self) -> int:
         """The bytes of an element of a copied row."""
         return WEIGHT_DOTS[self.level].row_bytes // 4
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of A."""
+        return np.dtype(np.int8 if self.signed else np.uint8)
+
 
 WIDENED = FrameLayout(("rows", "k", "depth", "stride"), ("x", "left"))
 """`x` has rows of k bytes, `left` receives rows of `stride` bytes with `depth` elements, in each of which zeros follow."""
 
 
+def widened(k: Code, kind: IntegersKind, v: Vector) -> Vector:
+    """Bytes of A in the form that the code reads."""
+    if kind.element == 2:
+        return k.shuffled(v.to("sext" if kind.signed else "zext", "i16"), PAIRS)
+    return v ^ 128 if kind.signed == (kind.level == "vnni") else v
+
+
 def widening(kind: IntegersKind) -> FrameFunction:
     """Copies rows."""
-    dtype = np.dtype(np.int8 if kind.signed else np.uint8)
-    flips = kind.signed == (kind.level == "vnni")
 
     def row(k: Code, a: dict[str, str], r: str) -> None:
         x, left = k.at(a["x"], k.times(r, a["k"])), k.at(a["left"], k.times(r, a["stride"]))
 
         def part(i: str) -> None:
-            v = k.load(k.at(x, i), dtype, k.first(k.minus(a["k"], i)))
-            if kind.element == 2:
-                v = k.shuffled(v.to("sext" if kind.signed else "zext", "i16"), PAIRS)
-            elif flips:
-                v = v ^ 128
-            k.write(v, k.at(left, k.times(i, kind.element)), 1)
+            v = k.load(k.at(x, i), kind.dtype, k.first(k.minus(a["k"], i)))
+            k.write(widened(k, kind, v), k.at(left, k.times(i, kind.element)), 1)
 
         k.loop(a["depth"], LANES, part)
 
@@ -78,9 +87,10 @@ def widening(kind: IntegersKind) -> FrameFunction:
 
 
 PRODUCTS = FrameLayout(
-    ("rows", "n", "depth", "stride", "groups", "height"), ("left", "w", "sums", "zero", "factors", "shift", "y")
+    ("rows", "n", "depth", "stride", "groups", "height", "pitch"), ("left", "w", "sums", "zero", "bias", "factors", "shift", "y")
 )
-"""`sums` and `factors` have a number for each column; `zero` is the zero point of A, `shift`, as float32, that of the result."""
+"""`sums`, `bias` and `factors` have a number for each column; `zero` is the zero point of A, `shift`, as float32, that of the
+result."""
 
 
 def integers(kind: IntegersKind) -> FrameFunction:
@@ -88,8 +98,7 @@ def integers(kind: IntegersKind) -> FrameFunction:
     counts, wide = SHAPES.get(kind.level, SHAPE)
 
     def unit(k: Code, a: dict[str, str], i: str) -> None:
-        byte = k.raw(f"load i8, ptr {a['zero']}, align 1")
-        zero = k.splat(k.raw(f"{'sext' if kind.signed else 'zext'} i8 {byte} to i32"), "i32") + _offset(kind)
+        zero = zero_point(k, kind, a, "i32") + _offset(kind)
 
         def rows(tiles: Sequence[Tile], row: str, count: int) -> None:
             several = TILES if count == 1 else wide
@@ -100,6 +109,12 @@ def integers(kind: IntegersKind) -> FrameFunction:
         in_unit(k, a, size, i, lambda tiles, first, end: by_rows(k, first, end, counts, partial(rows, tiles)))
 
     return FrameFunction(f"integers {kind}", PRODUCTS, lambda name: module(name, PRODUCTS, units, unit))
+
+
+def zero_point(k: Code, kind: IntegersKind, a: dict[str, str], integer: str) -> Vector:
+    """The zero point of A in every lane."""
+    byte = k.raw(f"load i8, ptr {a['zero']}, align 1")
+    return k.splat(k.raw(f"{'sext' if kind.signed else 'zext'} i8 {byte} to {integer}"), integer)
 
 
 def _offset(kind: IntegersKind) -> int:
@@ -114,7 +129,7 @@ def _rows(k: Code, kind: IntegersKind, a: dict[str, str], zero: Vector, tiles: S
     dots = WEIGHT_DOTS[kind.level](k, 8)
     left = [k.at(a["left"], k.times(k.plus(row, r), a["stride"])) for r in range(count)]
     words = [k.at(a["w"], k.times(k.times(t.number, a["depth"]), LANES)) for t in tiles]
-    starts = [-(k.of("i32", k.at(a["sums"], k.times(t.column, 4)), 4) * zero) for t in tiles]
+    starts = [begun(k, kind, a, t.column) - k.of("i32", k.at(a["sums"], k.times(t.column, 4)), 4) * zero for t in tiles]
     places = [[dots.begin(s) for s in starts] for _ in left]
 
     def four(i: str) -> None:
@@ -134,14 +149,19 @@ def _rows(k: Code, kind: IntegersKind, a: dict[str, str], zero: Vector, tiles: S
     k.loop(a["depth"], 8, step)
     for r, line in enumerate(places):
         for t, p in zip(tiles, line, strict=True):
-            k.write(_result(k, kind, a, dots.sums(p), t), t.row(k, k.plus(row, r)), 1)
+            k.write(finished(k, kind, a, dots.sums(p), t.column), t.row(k, k.plus(row, r)), 1)
 
 
-def _result(k: Code, kind: IntegersKind, a: dict[str, str], sums: Vector, tile: Tile) -> Vector:
-    """What a tile has: sums, or rounded values in their order."""
+def begun(k: Code, kind: IntegersKind, a: dict[str, str], column: str) -> Vector:
+    """What the sums of 16 columns begin with."""
+    return k.of("i32", k.at(a["bias"], k.times(column, 4)), 4) if kind.bias else k.vector(0, "i32")
+
+
+def finished(k: Code, kind: IntegersKind, a: dict[str, str], sums: Vector, column: str) -> Vector:
+    """The result of 16 columns: sums, or rounded values in their order."""
     if kind.result == "sums":
         return sums
-    factors = k.of("float", k.at(a["factors"], k.times(tile.column, 4)), 4)
+    factors = k.of("float", k.at(a["factors"], k.times(column, 4)), 4)
     shift = k.everywhere("float", a["shift"])
     whole = k.call("rint", sums.to("sitofp", "float") * factors) + shift
     info = np.iinfo(kind.result)

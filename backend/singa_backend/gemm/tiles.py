@@ -60,7 +60,7 @@ def in_unit(k: Code, a: dict[str, str], size: int, unit: str, body: Callable[[li
 
     Args:
         k: the text.
-        a: the arguments, among them `y` with rows of `n` elements.
+        a: the arguments, among them `y` with rows of `n` elements, which are `pitch` elements apart, if that is not `n`.
         size: the bytes of an element.
         unit: the number of the unit.
         body: writes the computation.
@@ -68,16 +68,17 @@ def in_unit(k: Code, a: dict[str, str], size: int, unit: str, body: Callable[[li
     group, part = k.raw(f"urem i64 {unit}, {a['groups']}"), k.raw(f"udiv i64 {unit}, {a['groups']}")
     first = k.times(part, a["height"])
     end, tiles = k.least(k.plus(first, a["height"]), a["rows"]), []
+    pitch_of_y = a.get("pitch", a["n"])
 
     def place(row: str, column: str) -> str:
-        return k.at(a["y"], k.times(k.plus(k.times(row, a["n"]), column), size))
+        return k.at(a["y"], k.times(k.plus(k.times(row, pitch_of_y), column), size))
 
     for v in range(TILES):
         number = k.plus(k.times(group, TILES), v)
         column, room = k.times(number, LANES), k.place(f"[{HEIGHT * LANES * size} x i8]")
         whole = k.raw(f"icmp sle i64 {k.plus(column, LANES)}, {a['n']}")
         y = k.raw(f"select i1 {whole}, ptr {place(first, column)}, ptr {room}")
-        pitch = k.raw(f"select i1 {whole}, i64 {k.times(a['n'], size)}, i64 {size * LANES}")
+        pitch = k.raw(f"select i1 {whole}, i64 {k.times(pitch_of_y, size)}, i64 {size * LANES}")
         tiles.append(Tile(number, column, y, pitch, first))
     body(tiles, first, end)
     for t in tiles:

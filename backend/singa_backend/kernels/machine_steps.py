@@ -32,16 +32,7 @@ def bound_product(
     work: int,
     units: int | None = None,
 ) -> Callable[[], Bound]:
-    """The function that binds machine code to the present addresses; declines if there is none.
-
-    Args:
-        site: the place.
-        function: the function.
-        sizes: its numbers, by name.
-        values: the values, by the names of its pointers; others are not read.
-        work: the products of two numbers in all.
-        units: of work; by default groups of tiles for each part of the rows, or rows.
-    """
+    """The function that binds a call of a function; see `emit_product`."""
     try:
         compiled = function.compiled()
     except NotCompiled as reason:
@@ -59,17 +50,17 @@ def emit_product(
     site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], writes: Sequence[str], work: int,
     name: str, units: int | None = None, before: Callable[[], object] = int, keeps: Sequence[object] = (),
 ) -> None:  # fmt: skip
-    """Add the step of a function, as `bound_product` has it.
+    """Add the step of a function; declines if it has no machine code.
 
     Args:
         site: the place.
         function: the function.
         sizes: its numbers, by name.
-        values: the values, by the names of its pointers.
+        values: the values, by the names of its pointers; others are not read.
         writes: the names of those that it writes.
         work: the products of two numbers in all.
         name: of the step, for reports.
-        units: of work.
+        units: of work; by default groups of tiles for each part of the rows, or rows.
         before: is called before addresses are bound.
         keeps: what the step needs besides.
     """

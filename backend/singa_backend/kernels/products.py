@@ -25,16 +25,10 @@ COLUMNS = 64
 """With at least this many columns, a product of one row reads a transposed right operand without a copy."""
 
 FEW = 32
-"""With fewer rows on the left, weights are faster in blocks, which need no packing in each run."""
+"""With fewer rows on the left, machine code multiplies constant weights faster than oneDNN."""
 
 LITTLE = 1 << 24
-"""A product of at most this many FLOPs is faster with weights in blocks for any number of rows."""
-
-CHAIN = 1024
-"""The most terms of a sum with weights in blocks: they are added one by one, and by rows in several parts (not for one row)."""
-
-WIDE = 2048
-"""With more columns, a product of one row is faster with weights in rows."""
+"""So it does, below AVX-512, for a product of at most this many FLOPs."""
 
 EXACT = 2**15
 """NumPy computes a product of integers of fewer multiplications than this; the definition has faster ways for larger ones."""
@@ -100,7 +94,9 @@ class MatrixProduct:
             b = b.view(b.shape[-2:], b.strides[-2:])
         self.a, self.b = self._operand(a), self._operand(b)
         self.fpmath = fpmath(site.options)
-        self.by_code = not declined(site) and (site.options.deterministic or self.b.constant)
+        few = self.a.shape[-2] < FEW or (self.flops <= LITTLE and not packs_products())
+        always = site.options.deterministic or dnn.library() is None
+        self.by_code = not declined(site) and (always or (self.folded and self.b.constant and few))
         self.finiteness = FINITE if a.finiteness == b.finiteness == FINITE else NAN
 
     def _operand(self, x: Value) -> Value:
@@ -237,8 +233,6 @@ class MatrixProduct:
         left, right = a, b
         if copies is not None:
             left, source = copies[0].emit(site, source), copies[0].desc
-        if primitive.kind.startswith("inner_product"):
-            weights = weights.transposed((1, 0))
         if b.constant:
             right = packed(site, replace(b, key=self.key), weights, primitive.query("weights"))
             weights = primitive.query("weights")
@@ -274,22 +268,8 @@ class MatrixProduct:
                 pass
         source, plain = described(a), described(b)
         made = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
-        made = made or self._in_blocks(source, bias, into, post)
         weights = spaced(b.shape) if b.constant else plain
         return made or dnn.matmul(source, weights, bias, into, post.attributes), None
-
-    def _in_blocks(self, source: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue) -> Primitive | None:
-        """A product with weights in blocks, which oneDNN has as an inner product below AVX-512; None if it does not apply."""
-        (rows, columns), inner = into.shape[-2:], self.b.shape[-2]
-        blocked = columns <= WIDE if rows == 1 else inner <= CHAIN and (rows < FEW or self.flops <= LITTLE)
-        if not (blocked and self.folded and self.b.constant) or packs_products():
-            return None
-        blocks = MemoryDesc.tagged(F32, (columns, inner), "AB8b24a")
-        line = None if bias is None else bias.reshaped((columns,))
-        try:
-            return dnn.inner_product(source, blocks, line, into, attributes=post.attributes)
-        except OneDnnError:
-            return None
 
     def _open(
         self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue

@@ -138,7 +138,7 @@ def y_zero(site: Site, zero: Value) -> int:
 
 def conv_windows(site: Site, x: Value, w: Value) -> Windows:
     """The windows of a convolution of 8-bit integers; declines shapes that do not match."""
-    require_plain(site, x, w, dtypes=INT8)
+    site.require(x.dtype in INT8 and w.dtype in INT8 and x.size and w.size, "an input is not of 8 bits, or empty")
     a = site.attributes
     group = a.get("group", 1)
     site.require(3 <= x.ndim <= 5 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
@@ -154,6 +154,7 @@ class Convolution:
     """The convolution of a call, with what follows it."""
 
     def __init__(self, site: Site, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> None:
+        require_plain(site, x, w, dtypes=INT8)
         self.at = conv_windows(site, x, w)
         self.site, self.x, self.group = site, x, site.attributes.get("group", 1)
         self.x_zero = zero_of(site, x_zero, x, "x")

@@ -127,6 +127,7 @@ def _copy_integers(target: np.ndarray, source: np.ndarray) -> None:
 
 def _convolution(site: Site, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> tuple[list[Value], np.ndarray]:
     """The float32 sums of a convolution, and their bounds."""
+    require_plain(site, x, w, dtypes=INT8)
     at, group = conv_windows(site, x, w), site.attributes.get("group", 1)
     parts, bound = halves(site, w, w_zero, x, x_zero, 0)
     real = shifted(site, channels_last(site, x), x_zero)

@@ -34,5 +34,5 @@ from .memory import Attributes, Memory, MemoryDesc, supported
 from .movement import concat, shuffle
 from .normalization import batch_normalization, layer_normalization, lrn, softmax
 from .primitives import BoundPrimitive, Primitive, bind, execution, reorder, single_threaded, threads_of
-from .products import convolution, deconvolution, gru, inner_product, lstm, matmul, rnn
+from .products import convolution, deconvolution, gru, lstm, matmul, rnn
 from .windows import pooling, reduction, resampling

@@ -139,52 +139,6 @@ def deconvolution_backward_weights(
     )
 
 
-def inner_product_backward_data(
-    diff_src: MemoryDesc,
-    weights: MemoryDesc,
-    diff_dst: MemoryDesc,
-    *,
-    hint: Primitive,
-    attributes: Attributes | None = None,
-    allow_reference: bool = False,
-) -> Primitive:
-    """The gradient of an inner product for its input."""
-    return create(
-        "inner_product_backward_data",
-        needed().engine,
-        diff_src,
-        weights,
-        diff_dst,
-        hint,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def inner_product_backward_weights(
-    src: MemoryDesc,
-    diff_weights: MemoryDesc,
-    diff_bias: MemoryDesc | None,
-    diff_dst: MemoryDesc,
-    *,
-    hint: Primitive,
-    attributes: Attributes | None = None,
-    allow_reference: bool = False,
-) -> Primitive:
-    """The gradients of an inner product for its weights and its bias."""
-    return create(
-        "inner_product_backward_weights",
-        needed().engine,
-        src,
-        diff_weights,
-        diff_bias,
-        diff_dst,
-        hint,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
 def pooling_backward(
     diff_src: MemoryDesc,
     diff_dst: MemoryDesc,

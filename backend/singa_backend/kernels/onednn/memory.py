@@ -298,24 +298,6 @@ class MemoryDesc(Owner):
         made = needed().create("memory_desc_reshape", self.handle, len(shape), dims(shape))
         return MemoryDesc(made, self.dtype, shape)
 
-    def transposed(self, axes: Sequence[int]) -> MemoryDesc:
-        """Describe the same buffer with its axes in another order.
-
-        Args:
-            axes: for each axis of the result, the axis of this description, as in `numpy.transpose`.
-
-        Returns:
-            The description.
-
-        Raises:
-            Unimplemented: the layout does not permit it.
-        """
-        if sorted(axes) != list(range(len(self.shape))):
-            raise OneDnnError(2, f"axes must be an order of {len(self.shape)} axes, got {list(axes)}")
-        places = (c_int * len(axes))(*[axes.index(i) for i in range(len(axes))])  # oneDNN: where each axis goes
-        made = needed().create("memory_desc_permute_axes", self.handle, places)
-        return MemoryDesc(made, self.dtype, tuple(self.shape[a] for a in axes))
-
     def submemory(self, shape: Sequence[int], offsets: Sequence[int]) -> MemoryDesc:
         """Describe a box within the same buffer; the memory keeps the address of the whole.
 

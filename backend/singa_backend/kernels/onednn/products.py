@@ -117,37 +117,6 @@ def matmul(
     )
 
 
-def inner_product(
-    src: MemoryDesc,
-    weights: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst: MemoryDesc,
-    *,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A product with transposed weights (ONNX's Gemm with transB).
-
-    * src: (batch, *features).
-    * weights: (outputs, *features).
-    * bias: (outputs,), or None.
-    * dst: (batch, outputs).
-    """
-    return create(
-        "inner_product_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        src,
-        weights,
-        bias,
-        dst,
-        attributes=attributes,
-        allow_reference=allow_reference,
-        inputs=(src, weights),
-    )
-
-
 def lstm(
     src_layer: MemoryDesc,
     src_iter: MemoryDesc | None,

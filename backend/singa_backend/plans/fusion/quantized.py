@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import numpy_dtype
+from ...elementwise.compile import available
 from ...errors import SonnxError
 from ...ir import graph as ir
 from ...kernels.quantized import exact_int8
@@ -308,10 +309,9 @@ def quantized_products(edit: PlanRewriter) -> int:
     """For any Conv, MatMul or Gemm of dequantized values that is quantized, multiply integers.
 
     The scale of the weights is one number, or one for each channel; a bias is int32 with the product of the scales, or is rounded
-    to it.  Relu and Clip before the QuantizeLinear become bounds of the quantized result.
+    to it.  Relu and Clip before the QuantizeLinear become bounds of the quantized result.  Where oneDNN is not exact, this is
+    for Conv only, which machine code computes.
     """
-    if not exact_int8():
-        return 0
     count = 0
     for root in edit.named("QuantizeLinear"):
         y = _quantized(edit, root) if root in edit.graph else None
@@ -338,6 +338,8 @@ def _product(edit: PlanRewriter, root: ir.Node, y: Quantized) -> bool:
     origins = [call, *reversed(between), root]
     if name == "Conv":
         made = _conv(edit, call, y, origins)
+    elif not exact_int8():
+        return False
     elif name == "MatMul":
         made = _matmul(edit, call, y, None, False, origins)
     elif name == "Gemm" and not call.attributes["transA"] and call.attributes["alpha"] == call.attributes["beta"] == 1:
@@ -416,7 +418,7 @@ def _weights(edit: PlanRewriter, value: ir.Value | None, axes: tuple[int, ...]) 
 def _conv(edit: PlanRewriter, call: ir.Node, y: Quantized, origins: Sequence[ir.Node]) -> list[ir.Node] | None:
     x, w = _dequantized(edit, call.inputs[0]), _weights(edit, call.inputs[1], (0,))
     array = None if w is None else edit.constant(w.value)
-    if x is None or not x.simple or w is None or array is None or array.ndim < 3:
+    if x is None or not x.simple or w is None or array is None or array.ndim < 3 or (available() and not exact_int8()):
         return None
     inputs = [
         x.value,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -268,7 +269,12 @@ class TraceSite(Site):
 
     def reusable(self, place: int) -> bool:
         i = self.call.inputs[place]
-        return i is not None and self.tracer.reusable(i, self.call.inputs.count(i))
+        return i is not None and self.tracer.reusable(i, self._reads[i])
+
+    @cached_property
+    def _reads(self) -> Counter[ir.Value | None]:
+        """How often the call reads each value."""
+        return Counter(self.call.inputs)
 
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         return Value.of(array, key)
