@@ -36,10 +36,13 @@ VECTOR = 4 * LANES
 UNROLLED = 24
 """The most additions of vectors in a turn of the innermost loop, so that all is in registers."""
 
-WIDE = {6: 4, 4: 4, 2: 4, 1: 4}
+ROWS = 6
+"""The most rows that are computed together."""
+
+WIDE = {ROWS: 4, 4: 4, 2: 4, 1: 4}
 """The rows that are computed together, and the tiles, on processors with vectors of 16 lanes."""
 
-NARROW = {6: 1, 4: 1, 2: 2, 1: 4}
+NARROW = {ROWS: 1, 4: 1, 2: 2, 1: 4}
 """The same on others."""
 
 STEPS = ("x_row0", "x_row1", "x_row2", "x_tap0", "x_tap1", "x_depth")
@@ -279,20 +282,27 @@ def _unit(kind: FloatsKind, k: Code, a: dict[str, str], i: str) -> None:
 
 def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
     """Add some taps, or a part of one, to all tiles of the unit."""
-    k, first = unit.k, unit.first
-    for count, wide in (WIDE if kind.wide else NARROW).items():
+    k, first, shapes = unit.k, unit.first, WIDE if kind.wide else NARROW
+    parts: list[tuple[int, int, str, str]] = []  # rows that are computed together, tiles, the first row and the end
+    for count, wide in shapes.items():
         last = k.minus(unit.end, k.raw(f"urem i64 {k.minus(unit.end, first)}, {count}"))
-        start = "0"
-        for several in dict.fromkeys((wide, 1)):
-            stop = k.minus(unit.tiles, k.raw(f"urem i64 {unit.tiles}, {several}"))
-
-            def tiles(t: str, several: int = several, count: int = count, first: str = first, last: str = last) -> None:
-                found = [unit.tile(k.plus(t, v)) for v in range(several)]
-                k.loop(last, count, lambda row: _rows(unit, found, row, count, tap, depth), first)
-
-            k.loop(stop, several, tiles, start)
-            start = stop
+        parts.append((count, wide, first, last))
         first = last
+
+    def tiles(size: int, t: str) -> None:
+        for count, wide, begin, end in parts:
+            several = min(wide, size)
+
+            def rows(v: str, several: int = several, count: int = count, begin: str = begin, end: str = end) -> None:
+                found = [unit.tile(k.plus(v, i)) for i in range(several)]
+                k.loop(end, count, lambda row: _rows(unit, found, row, count, tap, depth), begin)
+
+            k.loop(k.plus(t, size), several, rows, t)
+
+    most = max(shapes.values())
+    whole = k.minus(unit.tiles, k.raw(f"urem i64 {unit.tiles}, {most}"))
+    k.loop(whole, most, partial(tiles, most))
+    k.loop(unit.tiles, 1, partial(tiles, 1), whole)
 
 
 def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap: str, depth: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
-from ..gemm.floats import BLOCKS, HEIGHT, LEAVES, PACKED, FloatsKind, floats, packing
+from ..gemm.floats import BLOCKS, HEIGHT, LEAVES, PACKED, ROWS, FloatsKind, floats, packing
 from ..ir.versioned import versioned
 from ..proto.tensor_data import release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
@@ -149,10 +149,11 @@ class FloatProductStep:
         r0, r1, r2 = fewest(product.rows)
         (depth, x_depth, w_depth), (n, w_column) = product.depth, product.columns
         self.tiles = -(-n // LANES)
-        block, height = BLOCKS[_wide()], min(rows, HEIGHT)
+        block, parts = BLOCKS[_wide()], -(-rows // HEIGHT)
+        height = min(-(-rows // parts // ROWS) * ROWS, rows)
         # a wide unit costs less, but there must be some for each thread
-        parts = b0.size * b1.size * -(-rows // height)
-        span = max(SPAN // 4, min(SPAN, self.tiles * parts // (4 * site.options.threads))) if site.options.threads > 1 else SPAN
+        units = self.tiles * b0.size * b1.size * parts // (4 * site.options.threads)
+        span = SPAN if site.options.threads == 1 else max(SPAN // 4, min(SPAN, units))
         self.sizes = {
             "rows": rows, "row1": r1[0], "row2": r2[0], "x_row0": r0[1], "x_row1": r1[1], "x_row2": r2[1],
             "taps": t0[0] * t1[0], "tap1": t1[0], "w_tap0": t0[2], "w_tap1": t1[2],
@@ -355,9 +356,9 @@ def product_of(a: Value, b: Value, shape: tuple[int, ...], folded: bool) -> Floa
         size = shape[axis]
         x, w = (0 if v.shape[axis] == 1 else v.strides[axis] for v in (a, b))
         last = batch[-1] if batch else None
-        if last is not None and (size == 1 or (last.x, last.w) == (size * x, size * w)):
-            batch[-1] = BatchAxis(last.size * size, x if size > 1 else last.x, w if size > 1 else last.w, (*last.axes, axis))
-        elif size > 1 or last is None:
+        if last is not None and (last.x, last.w) == (size * x, size * w):
+            batch[-1] = BatchAxis(last.size * size, x, w, (*last.axes, axis))
+        elif size > 1:
             batch.append(BatchAxis(size, x, w, (axis,)))
     if len(batch) > 2:
         return None
