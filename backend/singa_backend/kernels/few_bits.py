@@ -80,13 +80,13 @@ class Product:
         """Emit the step that writes A in the form that the code reads: rows, sums, scales."""
         site, rows = self.site, self.matrix.shape[0]
         length = self.blocks * self.block + GAP // np.dtype(dtype).itemsize
-        made = {"left": site.new((rows, length), dtype, finiteness=FINITE)}
-        made["sums"] = site.new((rows, self.blocks), np.int32 if dtype == np.int8 else F32, finiteness=FINITE)
+        parts = {"left": site.new((rows, length), dtype, finiteness=FINITE)}
+        parts["sums"] = site.new((rows, self.blocks), np.int32 if dtype == np.int8 else F32, finiteness=FINITE)
         if dtype == np.int8:
-            made["scales"] = site.new((rows, self.blocks), F32, finiteness=FINITE)
-        sizes = {**self.sizes, "stride": made["left"].strides[0]}
-        emit_product(site, function, sizes, {"x": self.matrix, **made}, tuple(made), rows * length, name)
-        return made
+            parts["scales"] = site.new((rows, self.blocks), F32, finiteness=FINITE)
+        sizes = {**self.sizes, "stride": parts["left"].strides[0]}
+        emit_product(site, function, sizes, {"x": self.matrix, **parts}, tuple(parts), rows * length, name)
+        return parts
 
     def left(self, function: FrameFunction, dtype: Any, name: str) -> dict[str, Value]:
         """What `copied` returns, made once for all products of A with equal blocks."""

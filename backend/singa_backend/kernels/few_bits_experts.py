@@ -58,24 +58,25 @@ class RoutedPairs:
 def routed(site: Site, router: Value, values: Value | None, k: int) -> RoutedPairs:
     """The experts with the largest values of the router, the first of equal ones, and their shares, as in the definition."""
     (rows, experts), count = router.shape, router.shape[0] * k
-    made = RoutedPairs(
+    pairs = RoutedPairs(
         site.new((count,), INT64), site.new((rows, k), INT64), site.new((rows, k), F32), site.new((min(experts, count), 3), INT64)
     )
     normal = values is None or bool(site.attributes["normalize_routing_weights"])
-    starts, pairs = np.arange(rows)[:, None] * experts, np.arange(count)
+    starts = np.arange(rows)[:, None] * experts
 
     def bind() -> Bound:
-        given = None if values is None else values.array
-        return [(_route, (router.array, given, normal, starts, pairs, *(v.array for v in made.all())))]
+        shares = None if values is None else values.array
+        return [(_route, (router.array, shares, normal, starts, [v.array for v in pairs.all()]))]
 
-    site.emit(bind, reads=(router, values), writes=made.all(), kernel="numpy.router")
-    return made
+    site.emit(bind, reads=(router, values), writes=pairs.all(), kernel="numpy.router")
+    return pairs
 
 
 def _route(
-    router: np.ndarray, values: np.ndarray | None, normal: bool, starts: np.ndarray, pairs: np.ndarray,
-    rows: np.ndarray, places: np.ndarray, shares: np.ndarray, groups: np.ndarray,
-) -> None:  # fmt: skip
+    router: np.ndarray, values: np.ndarray | None, normal: bool, starts: np.ndarray, results: Sequence[np.ndarray]
+) -> None:
+    """Write the arrays of `RoutedPairs`."""
+    rows, places, shares, groups = results
     k = shares.shape[1]
     chosen = np.negative(router).argsort(-1, "stable")[:, :k].copy()
     chosen.sort(1)
@@ -88,13 +89,13 @@ def _route(
         shares /= np.add.reduce(shares, 1, keepdims=True)
     if len(shares) == 1:
         rows.fill(0)
-        places[0] = groups[:, 1] = pairs
+        places[0] = groups[:, 1] = range(k)
         groups[:, 0], groups[:, 2] = chosen[0], 1
         return
     flat = chosen.reshape(-1)
     order = flat.argsort(kind="stable")
     np.floor_divide(order, k, rows)
-    places.reshape(-1)[order] = pairs
+    places.reshape(-1)[order] = np.arange(len(order))
     counts = np.bincount(flat)
     (present,) = counts.nonzero()
     number = len(present)
@@ -242,20 +243,14 @@ class ExpertWeights:
     def product(self, site: Site, x: Value, block: int) -> ExpertProduct:
         """The products of the rows of a matrix; declines what the definition refuses, and what the code does not compute."""
         b, scales, bias, zeros, bits, k = self.b, self.scales, self.bias, self.zeros, self.bits, x.shape[1]
-        site.require(bits in (2, 4, 8) and b.ndim == 3 and b.dtype == UINT8 and b.size, "the definition reports the form")
-        experts, n, _ = b.shape
-        size = block or k
-        grain = math.gcd(size, LARGEST)
-        site.require(b.shape[2] * 8 == k * bits and k % size == 0 and grain >= 16, "the rows do not have whole blocks")
         if scales is None:
             site.refuse("there are no scales")
-        count = k // size
-        points = experts * n * -(-count * bits // 8) if block else experts * -(-n * bits // 8)
-        fits = scales.size == experts * n * count and (zeros is None or (zeros.size == points and zeros.dtype == UINT8))
-        fits = fits and scales.dtype == F32 and (bias is None or (bias.dtype == F32 and bias.size == experts * n))
-        site.require(fits, "the shapes or dtypes do not match")
-        given = [v for v in (b, scales, bias, zeros) if v is not None]
-        site.require(all(v.constant and v.finiteness == FINITE for v in given), "the weights are not constant, or not finite")
+        self._require(site, k, block)
+        experts, n, _ = b.shape
+        size = block or k
+        grain, count = math.gcd(size, LARGEST), k // size
+        parts = [v for v in (b, scales, bias, zeros) if v is not None]
+        site.require(all(v.constant and v.finiteness == FINITE for v in parts), "the weights are not constant, or not finite")
         arrays = b.read(), scales.read(), None if zeros is None else zeros.read()
 
         def make() -> Blocks:
@@ -276,6 +271,17 @@ class ExpertWeights:
 
         wide = None if bias is None else padded(bias)
         return ExpertProduct(site, x, x, weights, n, grain, kind, experts, wide)
+
+    def _require(self, site: Site, k: int, block: int) -> None:
+        """Decline other forms of weights for rows of k values."""
+        b, scales, bias, zeros, bits = self.b, self.scales, self.bias, self.zeros, self.bits
+        site.require(bits in (2, 4, 8) and b.ndim == 3 and b.dtype == UINT8 and b.size, "the definition reports the form")
+        (experts, n, _), size = b.shape, block or k
+        whole = b.shape[2] * 8 == k * bits and k % size == 0 and math.gcd(size, LARGEST) >= 16
+        site.require(whole, "the rows do not have whole blocks")
+        points = experts * n * -(-(k // size) * bits // 8) if block else experts * -(-n * bits // 8)
+        sizes = (scales, F32, experts * n * k // size), (bias, F32, experts * n), (zeros, UINT8, points)
+        site.require(all(v is None or (v.dtype, v.size) == (t, m) for v, t, m in sizes), "the shapes or dtypes do not match")
 
 
 # --- activations
@@ -324,60 +330,66 @@ class _Activation:
         if isinstance(y, Value):
             return y
         terms, inputs = trace(self.site, self.calls)
-        (made,) = compute(self.site, [terms[y]], inputs, "activation")
-        return ordered(self.site, made, (0, 1))
+        (active,) = compute(self.site, [terms[y]], inputs, "activation")
+        self.site.require(active.contiguous, "the activations are in another order")
+        return active
 
 
-@kernel("QMoE", 1, on="machine", domain=DOMAIN)
-def qmoe(
-    site: Site, x: Value, router: Value, w1: Value, s1: Value | None, b1: Value | None, w2: Value, s2: Value | None = None,
-    b2: Value | None = None, w3: Value | None = None, s3: Value | None = None, b3: Value | None = None, z1: Value | None = None,
-    z2: Value | None = None, z3: Value | None = None, values: Value | None = None, *further: Value | None,
-) -> Value:  # fmt: skip
-    """Only the experts that are chosen compute, and only their rows."""
-    site.require(not available(), available())
+def _require_form(site: Site, further: Sequence[Value | None], has_third: bool) -> None:
+    """Decline attributes that the definition refuses, and weights that are not integers."""
     a = site.attributes
-    fusion, block, k, name = a["swiglu_fusion"], a.get("block_size") or 0, a["k"], a["activation_type"]
+    fusion, block, name = a["swiglu_fusion"], a.get("block_size") or 0, a["activation_type"]
     plain = a["quant_type"] == "int" and a["weights_prepacked"] != 1 and all(v is None for v in further)
     site.require(plain and not block & (block - 1) and (not block or block >= 16), "the definition reports the form")
     gated = name == "swiglu"
     site.require(gated or (name in ("relu", "gelu", "silu", "identity") and not fusion), "the activation is another one")
-    site.require(fusion in (0, 1, 2) and (w3 is None if fusion else w3 is not None or not gated), "the gate is elsewhere")
-    floats = [v for v in (x, router, values) if v is not None]
-    site.require(
-        all(v.dtype == F32 for v in floats) and x.ndim and x.size and w1.ndim == 3, "the inputs are not float32, or empty"
-    )
-    site.require(w1.ndim == 3, "the shapes do not match")
-    rows, experts, hidden = math.prod(x.shape[:-1]), w1.shape[0], x.shape[-1]
-    fits = all(v.shape == (rows, experts) for v in floats[1:]) and 0 < k <= experts
-    fits = fits and all(w is None or w.shape[:1] == (experts,) for w in (w2, w3)) and w2.shape[1:2] == (hidden,)
-    site.require(fits and not w1.shape[1] % (2 if fusion else 1), "the shapes do not match")
+    site.require(fusion in (0, 1, 2) and (not has_third if fusion else has_third or not gated), "the gate is elsewhere")
+
+
+def _require_sizes(site: Site, x: Value, of_rows: Sequence[Value], layers: Sequence[ExpertWeights]) -> None:
+    """Decline inputs that are not float32, or do not match."""
+    site.require(all(v.dtype == F32 for v in (x, *of_rows)) and x.size and x.ndim, "the inputs are not float32, or empty")
+    site.require(all(w.b.ndim == 3 for w in layers), "the shapes do not match")
+    rows, experts, fusion = math.prod(x.shape[:-1]), layers[0].b.shape[0], site.attributes["swiglu_fusion"]
+    fits = all(v.shape == (rows, experts) for v in of_rows) and all(w.b.shape[0] == experts for w in layers)
+    fits = fits and 0 < site.attributes["k"] <= experts and layers[1].b.shape[1] == x.shape[-1]
+    site.require(fits and not (fusion and layers[0].b.shape[1] % 2), "the shapes do not match")
+
+
+@kernel("QMoE", 1, on="machine", domain=DOMAIN)
+def qmoe(site: Site, x: Value, router: Value, *rest: Value | None) -> Value:
+    """Only the experts that are chosen compute, and only their rows."""
+    site.require(not available(), available())
+    a, inputs = site.attributes, [*rest, *[None] * (13 - len(rest))]
+    layers, shares = [], inputs[12]
+    for i in range(3):
+        b, scales, bias = inputs[3 * i : 3 * i + 3]
+        if b is not None:
+            bits = a.get(f"fc{i + 1}_expert_weight_bits") or a["expert_weight_bits"]
+            layers.append(ExpertWeights(b, scales, bias, inputs[9 + i], bits))
+    _require_form(site, inputs[13:], len(layers) > 2)
+    _require_sizes(site, x, [router] if shares is None else [router, shares], layers)
     site.require_finite(x)
-
-    def layer(number: int, seen: Value, b: Value, scales: Value | None, bias: Value | None, zeros: Value | None) -> ExpertProduct:
-        bits = a.get(f"fc{number}_expert_weight_bits") or a["expert_weight_bits"]
-        return ExpertWeights(b, scales, bias, zeros, bits).product(site, seen, block)
-
-    pairs = routed(site, router, values if values is None else ordered(site, values, (0, 1)), k)
+    k, fusion, block, hidden = a["k"], a["swiglu_fusion"], a.get("block_size") or 0, x.shape[-1]
+    rows = x.size // hidden
+    pairs = routed(site, router, None if shares is None else ordered(site, shares, (0, 1)), k)
     matrix = ordered(site, x, range(x.ndim)).view((rows, hidden), (hidden * 4, 4))
     seen = site.new((rows * k, hidden), F32, finiteness=FINITE)
     site.emit(
         lambda: [(matrix.array.take, (pairs.rows.array, 0, seen.array, "clip"))],
         reads=(matrix, pairs.rows), writes=(seen,), kernel="numpy.take",
     )  # fmt: skip
-    first = layer(1, seen, w1, s1, b1, z1)
+    first = layers[0].product(site, seen, block)
     left = first.rows()
     h, linear = first.emit_groups(pairs, left), None
     inner, (step, size) = h.shape[1] // (2 if fusion else 1), h.strides
     if fusion:
         linear = h.view((rows * k, inner), (step, 2 * size if fusion == 1 else size), size if fusion == 1 else inner * size)
         h = h.view(linear.shape, linear.strides)
-    elif w3 is not None:
-        linear = layer(3, seen, w3, s3, b3, z3).emit_groups(pairs, left)
+    elif len(layers) > 2:
+        linear = layers[2].product(site, seen, block).emit_groups(pairs, left)
         site.require(linear.shape == h.shape, "the shapes do not match")
-    active = _Activation(site).emit(h, linear)
     y = site.new(x.shape, F32)
-    last = layer(2, active, w2, s2, b2, z2)
-    z = last.emit_groups(pairs, last.rows())
-    combined(site, z, pairs, y.view((rows, hidden), (hidden * 4, 4)))
+    last = layers[1].product(site, _Activation(site).emit(h, linear), block)
+    combined(site, last.emit_groups(pairs, last.rows()), pairs, y.view((rows, hidden), (hidden * 4, 4)))
     return y
