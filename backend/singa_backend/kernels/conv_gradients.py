@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..ir.versioned import versioned
-from ..ir.windows import Windows, transposed, windows
+from ..ir.windows import Windows
 from . import onednn as dnn
-from .convolution import ends, filters_of, geometry, require_filters, transposed_filters_of
+from .convolution import ends, filters_of, require_filters, transposed_filters_of, transposed_windows_of, windows_of
 from .elementwise import nan_of_infinite
 from .expressions import ExpressionCall, compute, trace
 from .float_convolutions import code_declined, of_filters, plain, spread
@@ -29,11 +29,8 @@ from .values import FINITE, Value, last_order
 def conv_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | None, ...]:
     """The gradients of a convolution for its input, its filters and its bias."""
     group = _require(site, dy, x, w)
-    a = site.attributes
     site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
-    at = geometry(
-        site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
-    )
+    at = windows_of(site, x, w)
     shape = (x.shape[0], w.shape[0], *at.counts)
     if (
         found := _by_code(site, dy, shape, w, partial(spread, site, dy, w), partial(of_filters, site, dy, x), at, group)
@@ -71,12 +68,8 @@ def _by_code(
 def conv_transpose_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | None, ...]:
     """The gradients of a transposed convolution for its input, its filters and its bias."""
     group = _require(site, dy, x, w)
-    a = site.attributes
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
-    at = geometry(
-        site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
-        a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"),
-    )  # fmt: skip
+    at = transposed_windows_of(site, x, w)
     shape = (x.shape[0], w.shape[1] * group, *at.sizes)
     if (
         found := _by_code(site, dy, shape, w, partial(plain, site, dy, w), partial(of_filters, site, x, dy), at, group)

@@ -41,6 +41,24 @@ def geometry(site: Site, make: Callable[..., Windows], *arguments: Any, **named:
     return at
 
 
+def windows_of(site: Site, x: Value, w: Value) -> Windows:
+    """The windows of a Conv; declines if they are not valid or if there are none."""
+    a = site.attributes
+    strides, pads, dilations = a.get("strides"), a.get("pads"), a.get("dilations")
+    return geometry(site, windows, x.shape[2:], w.shape[2:], strides, pads, dilations, a.get("auto_pad", "NOTSET"))
+
+
+def transposed_windows_of(site: Site, x: Value, w: Value) -> Windows:
+    """The windows of the convolution that a ConvTranspose transposes; declines if they are not valid or if there are none."""
+    a = site.attributes
+    placed = a.get("auto_pad", "NOTSET"), a.get("output_shape")
+    auto_pad, output_shape = placed if site.version >= 11 else before_11(x.ndim - 2, *placed)
+    return geometry(
+        site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
+        auto_pad, a.get("output_padding"), output_shape,
+    )  # fmt: skip
+
+
 @kernel("Conv", 1, 11, 22, on="onednn")
 def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     """A convolution with its followers; weights are packed once."""
@@ -49,9 +67,7 @@ def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     group = a.get("group", 1)
     require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
-    at = geometry(
-        site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
-    )
+    at = windows_of(site, x, w)
     shape = (x.shape[0], w.shape[0], *at.counts)
     return _convolve(site, dnn.convolution, x, w, b, filters_of(w, group), shape, at, math.prod(w.shape[1:]))
 
@@ -64,12 +80,7 @@ def conv_transpose(site: Site, x: Value, w: Value, b: Value | None = None) -> Va
     group = a.get("group", 1)
     require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
-    placed = a.get("auto_pad", "NOTSET"), a.get("output_shape")
-    auto_pad, output_shape = placed if site.version >= 11 else before_11(x.ndim - 2, *placed)
-    at = geometry(
-        site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
-        auto_pad, a.get("output_padding"), output_shape,
-    )  # fmt: skip
+    at = transposed_windows_of(site, x, w)
     shape = (x.shape[0], w.shape[1] * group, *at.sizes)
     fixed = w.constant and (b is None or b.constant)
     if fixed and group == 1 and x.ndim == 3 and 1 < at.strides[0] <= at.kernel[0] and at.dilations == (1,):

@@ -9,10 +9,10 @@ import numpy as np
 
 from .elementwise import FLOATS, nan_of_infinite
 from .lowering import F32
-from .products import MatrixProduct, contiguous, merged
+from .products import MatrixProduct, contiguous
 from .reductions import reduced
 from .table import Site, kernel
-from .values import Value
+from .values import Value, merged
 
 
 def _letters(site: Site, terms: Sequence[str], result: str | None, values: Sequence[Value]) -> tuple[list[str], str]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..gemm.images import depthwise, margins
 from ..ir.versioned import versioned
-from ..ir.windows import Windows, before_11, transposed, windows
+from ..ir.windows import Windows
 from . import onednn as dnn
-from .convolution import ends, geometry, require_filters
+from .convolution import ends, require_filters, transposed_windows_of, windows_of
 from .expressions import ExpressionCall, compute, trace
 from .float_products import BatchAxis, FloatProduct, FloatProductStep, declined
 from .lowering import F32, channels_last, derived
@@ -102,14 +102,11 @@ def require_code(site: Site, *values: Value | None) -> None:
 def conv_by_code(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     """A convolution with what follows it."""
     require_code(site, x, w, b)
-    a, group = site.attributes, site.attributes.get("group", 1)
+    group = site.attributes.get("group", 1)
     require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
     site.require(b is None or b.shape == w.shape[:1], "the bias is not one value for each channel")
-    at = geometry(
-        site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
-    )
-    return plain(site, x, w, b, at, group)
+    return plain(site, x, w, b, windows_of(site, x, w), group)
 
 
 def plain(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: int) -> Value:
@@ -133,17 +130,11 @@ def plain(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: i
 def conv_transpose_by_code(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     """A transposed convolution with what follows it."""
     require_code(site, x, w, b)
-    a, group = site.attributes, site.attributes.get("group", 1)
+    group = site.attributes.get("group", 1)
     require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
     site.require(b is None or b.shape == (w.shape[1] * group,), "the bias is not one value for each channel")
-    placed = a.get("auto_pad", "NOTSET"), a.get("output_shape")
-    auto_pad, output_shape = placed if site.version >= 11 else before_11(x.ndim - 2, *placed)
-    at = geometry(
-        site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
-        auto_pad, a.get("output_padding"), output_shape,
-    )  # fmt: skip
-    return spread(site, x, w, b, at, group)
+    return spread(site, x, w, b, transposed_windows_of(site, x, w), group)
 
 
 def spread(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: int) -> Value:

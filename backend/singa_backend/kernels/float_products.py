@@ -19,7 +19,7 @@ from .frames import FrameAddress, ReducedAxes, machine_code, movement
 from .lowering import F32, aligned_array
 from .machine_steps import emit_product
 from .table import Follower, Refused, Site
-from .values import Value
+from .values import Value, merged
 
 SPAN = 16
 """The most tiles of a unit of work."""
@@ -35,20 +35,6 @@ def declined(site: Site) -> str:
 def require_any_bits(site: Site) -> None:
     """Decline in deterministic sessions, in which machine code has equal bits on all processors."""
     site.require(not site.options.deterministic or declined(site), "the bits would be those of one processor")
-
-
-def evenly(shape: Sequence[int], steps: Sequence[int]) -> int | None:
-    """The step along one axis in place of these; None if they are not evenly spaced."""
-    size, step = 1, 0
-    for d, s in zip(reversed(shape), reversed(steps), strict=True):
-        if d == 1:
-            continue
-        if size == 1:
-            step = s
-        elif s != step * size:
-            return None
-        size *= d
-    return step
 
 
 def fewest(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -118,7 +104,8 @@ class FloatProduct:
         along = [0] * lead + [0 if d == 1 else s for d, s in zip(v.shape, v.strides, strict=True)]
 
         def step(axes: tuple[int, ...]) -> int | None:
-            return evenly([self.shape[a] for a in axes], [along[a] for a in axes])
+            found = merged([self.shape[a] for a in axes], [along[a] for a in axes], repeats=True)
+            return found and found[1]
 
         column = along[self.column_axis]
         made = [step(b.axes) if b.axes else column * self.columns[0] for b in _two(self.batch)]

@@ -16,7 +16,7 @@ from .lowering import F32, emit, packed, packs_products, spaced, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .rounding import BF16, Rounded, fpmath, pays, rounded
 from .table import Follower, Refused, Site, kernel, worst
-from .values import ANY, FINITE, NAN, Bound, Value, strides_of
+from .values import ANY, FINITE, NAN, Bound, Value, merged, strides_of
 
 TINY = 2 * 64 * 64
 """A product of at most this many FLOPs without followers is faster in NumPy."""
@@ -49,20 +49,6 @@ def normal(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
         follow = max(made[axis] * shape[axis], 1)
         extent = max(extent, follow)
     return tuple(made)
-
-
-def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """The size and the stride of one axis in place of these; None if they are not evenly spaced, or overlap."""
-    size, stride = 1, 0
-    for d, s in zip(reversed(shape), reversed(strides), strict=True):
-        if d == 1:
-            continue
-        if size == 1:
-            stride = s
-        elif s != stride * size or not s:
-            return None
-        size *= d
-    return size, stride
 
 
 def contiguous(site: Site, x: Value) -> Value:

@@ -12,10 +12,10 @@ from . import onednn as dnn
 from .elementwise import FLOATS
 from .expressions import ExpressionCall, compute, trace
 from .lowering import F32, emit, threads_for
-from .products import contiguous, described, merged
+from .products import contiguous, described
 from .sums import Sum
 from .table import Refused, Site, kernel
-from .values import FINITE, NAN, REACHED, Bound, Value, strides_of
+from .values import FINITE, NAN, REACHED, Bound, Value, merged, strides_of
 
 LONG = 1 << 15
 """The elements of a row from which NumPy adds them in pairs."""

@@ -336,6 +336,20 @@ def dense(shape: Sequence[int], strides: Sequence[int], itemsize: int, order: Se
     return True
 
 
+def merged(shape: Sequence[int], strides: Sequence[int], repeats: bool = False) -> tuple[int, int] | None:
+    """The size and the stride of one axis in place of these; None if they are uneven, or overlap and are not to be repeated."""
+    size, stride = 1, 0
+    for d, s in zip(reversed(shape), reversed(strides), strict=True):
+        if d == 1:
+            continue
+        if size == 1:
+            stride = s
+        elif s != stride * size or not (s or repeats):
+            return None
+        size *= d
+    return size, stride
+
+
 def strides_of(shape: Sequence[int], itemsize: int, order: Sequence[int] | None = None) -> tuple[int, ...]:
     """The strides in bytes of an array whose axes are in this order in memory, outermost first; C order by default."""
     strides = [0] * len(shape)
