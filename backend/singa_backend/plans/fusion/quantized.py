@@ -338,8 +338,6 @@ def _product(edit: PlanRewriter, root: ir.Node, y: Quantized) -> bool:
     origins = [call, *reversed(between), root]
     if name == "Conv":
         made = _conv(edit, call, y, origins)
-    elif not exact_int8():
-        return False
     elif name == "MatMul":
         made = _matmul(edit, call, y, None, False, origins)
     elif name == "Gemm" and not call.attributes["transA"] and call.attributes["alpha"] == call.attributes["beta"] == 1:
@@ -439,6 +437,17 @@ def _conv(edit: PlanRewriter, call: ir.Node, y: Quantized, origins: Sequence[ir.
     return [edit.call("QLinearConv", inputs, origins, **given)]
 
 
+def _is_centred(array: np.ndarray, b: Quantized, transposed: bool) -> bool:
+    """Whether a matrix minus its zero points is int8, which machine code multiplies."""
+    zero = b.zero.astype(np.int16)
+    if zero.size > 1:
+        zero = zero.reshape((-1, 1) if transposed else (1, -1))
+    if array.ndim != 2 or zero.size not in (1, array.shape[0 if transposed else 1]):
+        return False
+    info = np.iinfo(np.int8)
+    return bool(info.min <= int((int(array.min()) - zero).min()) and int((int(array.max()) - zero).max()) <= info.max)
+
+
 def _matmul(
     edit: PlanRewriter, call: ir.Node, y: Quantized, bias: ir.Value | None, transposed: bool, origins: Sequence[ir.Node]
 ) -> list[ir.Node] | None:
@@ -448,6 +457,8 @@ def _matmul(
     if any(not edit.facts.rank_at_least(v.value, 2) for v in (a, b)):
         return None
     array = edit.constant(b.value)
+    if not exact_int8() and (available() or array is None or not _is_centred(array, b, transposed)):
+        return None
     if not b.simple:
         columns = () if array is None or array.ndim != 2 else (0, -2) if transposed else (1, -1)
         if b.axis not in columns:
