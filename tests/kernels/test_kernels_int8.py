@@ -15,6 +15,7 @@ from tests.helpers import plan_checks
 from tests.helpers.plan_checks import model_of
 
 from singa_backend import SingaBackend
+from singa_backend.elementwise.compile import VARIABLE, available
 from singa_backend.kernels import onednn
 from singa_backend.kernels.quantized import exact_int8
 from singa_backend.kernels.table import Options
@@ -217,14 +218,18 @@ def test_nan_and_infinity_are_quantized_as_by_the_definition() -> None:
         check(model, [{"x": np.ones_like(x)}, {"x": x}])
 
 
+@pytest.mark.parametrize(("code", "kernel"), [("off", "quantize jit"), ("wait", "machine.dynamicquantizelinear")])
 @pytest.mark.parametrize("kind", ["normal", "zero", "positive", "negative"])
-def test_dynamic_quantize_linear(kind: str) -> None:
+def test_dynamic_quantize_linear(monkeypatch: pytest.MonkeyPatch, kind: str, code: str, kernel: str) -> None:
+    monkeypatch.setenv(VARIABLE, code)
+    if code == "wait" and available():
+        pytest.skip(available())
     rng = np.random.default_rng(1)
     x = {"normal": rng.normal(size=(5, 70)), "zero": np.zeros((5, 70)), "positive": rng.uniform(1, 2, (5, 70))}.get(kind)
     x = (-rng.uniform(1, 2, (5, 70)) if x is None else x).astype(np.float32)
     model = model_of([node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])], {"x": x}, ["y", "s", "z"])
     kernels = check(model, [{"x": x}, {"x": x * 2}, {"x": x[:, ::-1].copy()}], tolerance=0)
-    assert any(k.startswith("quantize jit") for k in kernels)
+    assert any(k.startswith(kernel) for k in kernels)
 
 
 SAMPLE = """

@@ -76,30 +76,32 @@ class Product:
         steps = max(1, self.block // self.kind.deep)
         return {**tile_sizes(rows, self.n), "k": k, "block": self.block, "blocks": self.blocks, "steps": steps}
 
-    def left(self, function: FrameFunction, dtype: Any, name: str) -> dict[str, Value]:
-        """A in the form that the code reads, made once for all products with equal blocks: rows, sums, scales."""
+    def copied(self, function: FrameFunction, dtype: Any, name: str) -> dict[str, Value]:
+        """Emit the step that writes A in the form that the code reads: rows, sums, scales."""
         site, rows = self.site, self.matrix.shape[0]
         length = self.blocks * self.block + GAP // np.dtype(dtype).itemsize
-        made: dict[str, Value] = {}
+        parts = {"left": site.new((rows, length), dtype, finiteness=FINITE)}
+        parts["sums"] = site.new((rows, self.blocks), np.int32 if dtype == np.int8 else F32, finiteness=FINITE)
+        if dtype == np.int8:
+            parts["scales"] = site.new((rows, self.blocks), F32, finiteness=FINITE)
+        sizes = {**self.sizes, "stride": parts["left"].strides[0]}
+        emit_product(site, function, sizes, {"x": self.matrix, **parts}, tuple(parts), rows * length, name)
+        return parts
 
-        def make() -> None:
-            made["left"] = site.new((rows, length), dtype, finiteness=FINITE)
-            made["sums"] = site.new((rows, self.blocks), np.int32 if dtype == np.int8 else F32, finiteness=FINITE)
-            if dtype == np.int8:
-                made["scales"] = site.new((rows, self.blocks), F32, finiteness=FINITE)
-            sizes = {**self.sizes, "stride": made["left"].strides[0]}
-            emit_product(site, function, sizes, {"x": self.matrix, **made}, tuple(made), rows * length, name)
+    def left(self, function: FrameFunction, dtype: Any, name: str) -> dict[str, Value]:
+        """What `copied` returns, made once for all products of A with equal blocks."""
+        made: dict[str, Value] = {}
 
         def part(which: str) -> Value:
             if not made:
-                make()
+                made.update(self.copied(function, dtype, name))
             return made[which]
 
         names = ("left", "sums", "scales") if dtype == np.int8 else ("left", "sums")
         key = (function.what, self.block, self.blocks)
-        return {n: site.kept(self.x, (*key, n), partial(part, n)) for n in names}
+        return {n: self.site.kept(self.x, (*key, n), partial(part, n)) for n in names}
 
-    def emit(self, rounds: bool, bias: Value | None, table: np.ndarray | None, y: Value) -> None:
+    def emit(self, rounds: bool, bias: Value | None, table: Value | None, y: Value) -> None:
         """Add the steps."""
         site, kind, weights, (rows, k) = self.site, self.kind, self.weights, self.matrix.shape
         if rounds:
@@ -113,9 +115,14 @@ class Product:
         if weights.zeros is not None:
             values["zeros"] = weights.zeros
         if table is not None:
-            values["table"] = site.shared_constant(("table", table.tobytes()), lambda: table)
+            values["table"] = table
         sizes = {**self.sizes, "stride": left["left"].strides[0]}
         emit_product(site, function, sizes, values, ("y",), rows * k * self.n, name)
+
+
+def value_table(site: Site) -> Value:
+    """The numbers of four bits whose values are numbers with a sign."""
+    return site.shared_constant("values of 4 bits", lambda: (np.arange(16, dtype=np.float32) + 8) % 16 - 8)
 
 
 def _padded(site: Site, bias: Value | None, columns: int) -> Value:
@@ -153,9 +160,9 @@ def matmul_nbits(
     change = _same if rounds else signed(bits)
     what = ("few bits", scales.key, None if zeros is None else zeros.key, bits, block, n, rounds)
     arrays = _arrays(b, scales, zeros, n, k, block)
-    weights = _packed(site, b, what, arrays, lambda: pack(*arrays, bits, block, change))
+    weights = packed_weights(site, b, what, arrays, lambda: pack(*arrays, bits, block, change))
     matrix, y, flat = _matrices(site, x, n)
-    table = None if rounds else (np.arange(16, dtype=np.float32) + 8) % 16 - 8
+    table = None if rounds else value_table(site)
     Product(site, x, matrix, weights, n, min(block, LARGEST), kind).emit(rounds, bias, table, flat)
     return y
 
@@ -175,9 +182,11 @@ def matmul_bnb4(site: Site, x: Value, b: Value, absmax: Value) -> Value:
     what = ("few bits", absmax.key, "codes", block, n)
     matrix, y, flat = _matrices(site, x, n)
     arrays = b.read().reshape(n, k // block, -1), absmax.read().reshape(n, -1), None
-    weights = _packed(site, b, what, arrays, lambda: pack(*arrays, 4, block, swapped))
+    weights = packed_weights(site, b, what, arrays, lambda: pack(*arrays, 4, block, swapped))
     form = FewBitsKind(4, min(block, 32), "", level(), table=True)
-    Product(site, x, matrix, weights, n, min(block, LARGEST), form).emit(False, None, FOUR_BIT_CODES[kind], flat)
+    codes = FOUR_BIT_CODES[kind]
+    table = site.shared_constant(("table", kind), lambda: codes)
+    Product(site, x, matrix, weights, n, min(block, LARGEST), form).emit(False, None, table, flat)
     return y
 
 
@@ -185,7 +194,7 @@ def _same(b: np.ndarray) -> np.ndarray:
     return b
 
 
-def _packed(site: Site, b: Value, what: Any, arrays: Arrays, make: Callable[[], Blocks]) -> Blocks:
+def packed_weights(site: Site, b: Value, what: Any, arrays: Arrays, make: Callable[[], Blocks]) -> Blocks:
     """What `make` returns for the arrays, made once for all plans."""
     found: Blocks = site.derived(b, what, lambda: _then_released(arrays, make))
     return found

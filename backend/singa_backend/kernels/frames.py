@@ -155,8 +155,9 @@ def machine_step(
     reads = tuple(leaves[i] if i >= 0 else _count(site, terms[~i]) for i in places)
     steps = [moves[len(models) + i] if i >= 0 else (0, 0, 0, 0) for i in places] + moves[: len(models)]
     steps += [(-(-length * t.itemsize // 64) * 64, 0, width * t.itemsize, t.itemsize) for t in types]
-    flat = not rows.axes and sizes[1] * sizes[2] == 1
-    threads = site.options.threads if work > PARALLEL else 1
+    single = sizes[1] * sizes[2] == 1
+    flat, alone = single and not rows.axes, single and rows.axes and not across
+    threads = site.options.threads if work > PARALLEL and not alone else 1
     return MachineStep(function, reads, sizes, tuple(steps), threads, CHUNK if flat else max(1, CHUNK // length))
 
 

@@ -16,7 +16,7 @@ OPERATORS = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
     "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin",
     "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization", "BatchNormalization",
-    "GlobalAveragePool", "GlobalMaxPool",
+    "GlobalAveragePool", "GlobalMaxPool", "DynamicQuantizeLinear",
 )  # fmt: skip
 """The operators whose definitions reduce axes."""
 
