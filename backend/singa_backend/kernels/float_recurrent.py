@@ -20,7 +20,7 @@ from .table import Site, kernel
 from .values import Bound, Value
 
 
-class Formula:
+class GateCalls:
     """Elementwise calls, each of which reads values or results of earlier ones."""
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ def rnn_by_code(
 
     def step(s: CodeStep) -> None:
         s.add(s.h, 0, 1)
-        f = Formula()
+        f = GateCalls()
         f.write(site, [(f.call(activation, s.z), s.result)])
 
     return layer.run(step, 1)
@@ -291,21 +291,21 @@ def gru_by_code(
     layer.summed, layer.parts = 2 if after else 3, [(0, 2), (2, 1)]
     apart = [layer.last_bias(d) if after else None for d in range(layer.directions)]
 
-    def mixed(f: Formula, s: CodeStep, hidden: int) -> None:
+    def mixed(f: GateCalls, s: CodeStep, hidden: int) -> None:
         z = f.call("Sigmoid", s.gate(0))
         kept = f.call("Mul", f.call("Sub", Value.of(np.array(1, F32)), z), hidden)
         f.write(site, [(f.call("Add", kept, f.call("Mul", z, s.h)), s.result)])
 
     def step(s: CodeStep) -> None:
         s.add(s.h, 0, 2)
-        f = Formula()
+        f = GateCalls()
         if after:
             s.set(s.h, 2, s.room, apart[s.direction])
             reset = f.call("Mul", f.call("Sigmoid", s.gate(1)), s.room)
             return mixed(f, s, f.call("Tanh", f.call("Add", s.gate(2), reset)))
         f.write(site, [(f.call("Mul", f.call("Sigmoid", s.gate(1)), s.h), s.room)])
         s.add(s.room, 2, 1)
-        f = Formula()
+        f = GateCalls()
         return mixed(f, s, f.call("Tanh", s.gate(2)))
 
     return layer.run(step, 1)
@@ -325,7 +325,7 @@ def lstm_by_code(
 
     def step(s: CodeStep) -> None:
         s.add(s.h, 0, 4)
-        f, (c,) = Formula(), s.cell
+        f, (c,) = GateCalls(), s.cell
 
         def gate(i: int, cell: Value | int) -> int:
             z: Value | int = s.gate(i)
