@@ -39,7 +39,7 @@ class Image:
 
 
 def with_margins(site: Site, x: Value, begins: tuple[int, int], ends: tuple[int, int], spread: tuple[int, int] = (1, 1)) -> Image:
-    """Images of shape (N, C, H, W) with zeros around them, and between pixels that are spread.
+    """Images of shape (N, C, H, W) or (N, C, W) with zeros around them, and between pixels that are spread.
 
     Args:
         site: the place.
@@ -48,24 +48,19 @@ def with_margins(site: Site, x: Value, begins: tuple[int, int], ends: tuple[int,
         ends: those after them.
         spread: the distance of the pixels.
     """
-    x = channels_last(site, x)
+    x = flat(channels_last(site, x))
     (n, c, h, w), (image, _, row, pixel) = x.shape, x.strides
     if not any((*begins, *ends)) and spread == (1, 1):
         return Image(x, image, row, pixel)
     high, wide = ((d - 1) * s + 1 + b + e for d, s, b, e in zip((h, w), spread, begins, ends, strict=True))
-
-    def make() -> Value:
-        y = site.new((n, c, high, wide), F32, last_order(4), x.finiteness)
-        plain = spread[1] == 1 and pixel == c * F32.itemsize
-        sizes = {
-            "rows": n * high, "height": high, "top": begins[0], "within": h, "every": spread[0], "left": begins[1] * c,
-            "count": 1 if plain else w, "width": w * c if plain else c, "gap": (spread[1] - 1) * c, "right": ends[1] * c,
-            "x_image": image, "x_row": row, "x_pixel": pixel,
-        }  # fmt: skip
-        emit_product(site, margins(), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
-        return y
-
-    y = site.kept(x, ("margins", begins, ends, spread), make)
+    y = site.new((n, c, high, wide), F32, last_order(4), x.finiteness)
+    plain = spread[1] == 1 and pixel == c * F32.itemsize
+    sizes = {
+        "rows": n * high, "height": high, "top": begins[0], "within": h, "every": spread[0], "left": begins[1] * c,
+        "count": 1 if plain else w, "width": w * c if plain else c, "gap": (spread[1] - 1) * c, "right": ends[1] * c,
+        "x_image": image, "x_row": row, "x_pixel": pixel,
+    }  # fmt: skip
+    emit_product(site, margins(), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
     return Image(y, high * wide * c * F32.itemsize, wide * c * F32.itemsize, c * F32.itemsize)
 
 
@@ -120,7 +115,7 @@ def plain(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: i
         at: its windows.
         group: the number of groups.
     """
-    steps, image = flat(w).strides, with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    steps, image = flat(w).strides, with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0))
     taps = [*zip(twice(at.kernel, 1), steps[2:], strict=True)]
     depth, columns = (w.shape[1], steps[1]), (w.shape[0] // group, steps[0])
     return _convolve(site, image, w, b, at.counts, twice(at.strides, 1), twice(at.dilations, 1), taps, depth, columns, group)
@@ -152,7 +147,7 @@ def spread(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: 
     pads = [((k - 1) * d - begin, size + begin - 1 - (n - 1) * s) for k, d, s, begin, size, n in axes]
     site.require(all(p >= 0 for pair in pads for p in pair), "margins are negative")
     begins, after = (twice(tuple(side), 0) for side in zip(*pads, strict=True))
-    image = with_margins(site, flat(x), begins, after, twice(at.strides, 1))
+    image = with_margins(site, x, begins, after, twice(at.strides, 1))
     steps, kernel = flat(w).strides, twice(at.kernel, 1)
     turned = replace(w, offset=w.offset + sum((k - 1) * s for k, s in zip(kernel, steps[2:], strict=True)))
     taps = [(k, -s) for k, s in zip(kernel, steps[2:], strict=True)]
@@ -166,7 +161,7 @@ def average_pool_by_code(site: Site, x: Value) -> Value:
     require_code(site, x)
     at = pool_windows(site, x, site.attributes["kernel_shape"])
     whole = average_algorithm(site, at) == "avg_include_padding"
-    image = with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    image = with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0))
     ones = site.shared_constant(("ones", at.kernel, x.shape[1]), lambda: np.ones((x.shape[1], 1, *at.kernel), F32))
     taps = [*zip(twice(at.kernel, 1), flat(ones).strides[2:], strict=True)]
     strides, dilations = twice(at.strides, 1), twice(at.dilations, 1)
@@ -188,8 +183,8 @@ def _cells(at: Windows) -> np.ndarray:
 
 def of_filters(site: Site, dy: Value, x: Value, w: Value, at: Windows) -> Value:
     """Emit the gradient of a convolution for its filters: a row is an element of a filter, the depth is the pixels."""
-    image = with_margins(site, flat(x), twice(at.begins, 0), twice(tuple(ends(at)), 0))
-    (m, c), given = w.shape[:2], channels_last(site, flat(dy))
+    image = with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    (m, c), given = w.shape[:2], flat(channels_last(site, dy))
     m = m // (x.shape[1] // c)
     strides, dilations, kernel, counts = (twice(t, 1) for t in (at.strides, at.dilations, at.kernel, at.counts))
     one = F32.itemsize
