@@ -269,6 +269,14 @@ def test_recurrent_layers(operator: str, time: int, direction: str, first: bool,
 # bits
 
 
+def test_what_follows_has_the_level_of_the_run(limited: str) -> None:
+    """A process that lowers the level uses no code of before, also where another level has compiled the same expression."""
+    text = "t = MatMul(x, w)\n u = Sigmoid(t)\n y = Mul(t, u)"
+    made = model(text, "float[4, 64] x", "float[4, 64] y", {"w": drawn(64, 64, seed=1)})
+    by_code(made, [drawn(4, 64)], 1)
+    assert sum(key.endswith(f" {limited}") for key in frames._KNOWN)
+
+
 def test_deterministic_nets_have_equal_bits() -> None:
     """Of AVX2, this processor and two threads; inference by machine code only, aside from copies and maxima."""
     found = computed()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..elementwise.builder import LANES
-from ..elementwise.compile import Compiled, NotCompiled, compiled, kept, waits
+from ..elementwise.compile import Compiled, NotCompiled, compiled, kept, level, waits
 from ..elementwise.expression import Term, order
 from ..elementwise.machine_code import STRIP, MachineCode, emit, grows
 from ..elementwise.primitives import NotEmitted
@@ -245,7 +245,7 @@ def machine_code(
         axes: those that are reduced, counted from the end.
         across: whether the inner axis in memory is not one of them.
     """
-    key = f"{_key(results, axes)} {classes} {across}"
+    key = f"{_key(results, axes)} {classes} {across} {level()}"
     found = _KNOWN.get(key)
     if found is None:
         try:
