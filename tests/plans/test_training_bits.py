@@ -76,7 +76,7 @@ def test_bits_are_equal_from_process_to_process(threads: int) -> None:
 def test_a_deterministic_training_has_the_bits_of_one_thread() -> None:
     """Whatever the number of threads that the process has otherwise."""
     found = ran("deterministic", None)
-    assert found == ran("", 1) and found[2] == [1]
+    assert found == ran("deterministic", 1) == ran("deterministic", 2) and found[2] == [1]
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
