@@ -259,14 +259,6 @@ def test_long_sums_of_few_rows_are_added_in_parts() -> None:
     assert error <= (1e-5 if packs_products() else 1e-6)  # with AVX-512 oneDNN chooses the order
 
 
-def test_few_rows_read_weights_in_blocks() -> None:
-    implementation = product((8, 768), (768, 768), True)[0], product((64, 768), (768, 768), True)[0]
-    level = getattr(onednn.library(), "isa", "")
-    if level.startswith("avx2"):
-        assert implementation == ("matmul brgemm:avx2", "matmul gemm:jit:f32")
-    assert all(i.startswith("matmul") for i in implementation)
-
-
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("batch", [(2,), (2, 3)])

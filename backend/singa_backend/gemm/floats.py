@@ -6,8 +6,8 @@ innermost: then the rows are pixels of the result, the taps those of the filters
 
 W is in tiles of 16 columns: for each tap and each place along the depth a vector of the columns.
 
-A result is one chain of fused multiplications and additions, from the bias on, in the order of taps and depth.  Its bits depend
-on nothing else: not on the processor, the threads, or the other rows and columns.
+A result is the sum, in the order of taps and depth, of chains of fused multiplications and additions, of which the first begins
+with the bias.  Its bits depend on nothing else: not on the processor, the threads, or the other rows and columns.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .frame import Code, FrameFunction, FrameLayout, module
 HEIGHT = 192
 """The most rows of a unit of work."""
 
-BLOCKS = 768, 384
-"""The products of a chain that are added before the next rows, with narrow and wide vectors: their part of W is in a cache."""
+BLOCK = 512
+"""The products of a chain: chains are added to each other, so that the error hardly grows, and their part of W is in a cache."""
 
 F32 = np.dtype(np.float32)
 
@@ -170,6 +170,7 @@ class _UnitText:
         k: the text.
         a: the arguments.
         x: the addresses of the rows of A, in memory.
+        nothing: what changes no number that it is added to, in memory.
         first: the number of the first row.
     """
 
@@ -189,6 +190,7 @@ class _UnitText:
         self.tiles = k.least(k.minus(tiles, self._tile), a["span"])
         self._vectors = k.times(a["taps"], a["depth"])
         self._room = k.place(f"[{HEIGHT * VECTOR} x i8]")
+        self.nothing = k.kept(k.vector(-0.0, "float"))
         self.x = k.place(f"[{HEIGHT} x ptr]")
         self._keep_rows(x)
 
@@ -312,10 +314,8 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap
     numbers = [k.minus(k.plus(row, r), unit.first) for r in range(count)]
     xs = [k.raw(f"load ptr, ptr {k.at(unit.x, k.times(n, 8))}") for n in numbers]
     ys = [[k.at(t.y, k.times(n, t.pitch)) for t in tiles] for n in numbers]
-    sums = [
-        [k.kept(k.of("float", k.raw(f"select i1 {begins}, ptr {t.bias}, ptr {y}"), 4)) for t, y in zip(tiles, line, strict=True)]
-        for line in ys
-    ]
+    starts = [k.of("float", k.raw(f"select i1 {begins}, ptr {t.bias}, ptr {unit.nothing}"), 4) for t in tiles]
+    sums = [[k.kept(start) for start in starts] for _ in ys]
     stop = k.least(k.plus(depth, a["depth_block"]), a["depth"])
     unrolled = max(u for u in (1, 2, 4) if u == 1 or u * count * len(tiles) <= UNROLLED)
     whole = k.minus(stop, k.raw(f"and i64 {k.minus(stop, depth)}, {unrolled - 1}"))
@@ -343,4 +343,5 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap
     k.loop(k.least(k.plus(tap, a["tap_block"]), a["taps"]), 1, add, tap)
     for line, into in zip(ys, sums, strict=True):
         for y, s in zip(line, into, strict=True):
-            k.write(k.get(s, "float"), y)
+            before = k.of("float", k.raw(f"select i1 {begins}, ptr {unit.nothing}, ptr {y}"), 4)
+            k.write(k.get(s, "float") + before, y)

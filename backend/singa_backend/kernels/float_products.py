@@ -11,7 +11,7 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
-from ..gemm.floats import BLOCKS, HEIGHT, LEAVES, PACKED, ROWS, FloatsKind, floats, packing
+from ..gemm.floats import BLOCK, HEIGHT, LEAVES, PACKED, ROWS, FloatsKind, floats, packing
 from ..ir.versioned import versioned
 from ..proto.tensor_data import release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
@@ -136,7 +136,7 @@ class FloatProductStep:
         r0, r1, r2 = fewest(product.rows)
         (depth, x_depth, w_depth), (n, w_column) = product.depth, product.columns
         self.tiles = -(-n // LANES)
-        block, parts = BLOCKS[_wide()], -(-rows // HEIGHT)
+        parts = -(-rows // HEIGHT)
         height = min(-(-rows // parts // ROWS) * ROWS, rows)
         # a wide unit costs less, but there must be some for each thread
         units = self.tiles * b0.size * b1.size * parts // (4 * site.options.threads)
@@ -152,7 +152,7 @@ class FloatProductStep:
         (c0, s0), (c1, s1), (c2, s2) = fewest([t0[:2], t1[:2], (depth, x_depth)])
         self.chain = {
             "taps": c0 * c1, "tap1": c1, "x_tap0": s0, "x_tap1": s1, "depth": c2, "x_depth": s2,
-            "depth_block": block, "tap_block": max(1, block // c2),
+            "depth_block": BLOCK, "tap_block": max(1, BLOCK // c2),
         }  # fmt: skip
 
     def weights(self) -> Value:
