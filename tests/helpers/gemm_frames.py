@@ -15,6 +15,10 @@ LIMITS = {"avx2": "AVX2", "avx512": "AVX512_CORE", "vnni": "AVX512_CORE_VNNI"}
 """The limit of oneDNN's instructions that is each level."""
 
 
+OTHERS = {"macos": ("arm64-apple-macosx11.0.0", "apple-m1", ""), "windows": ("x86_64-pc-windows-msvc", *LEVELS["avx2"][1:])}
+"""Systems on which no test runs, as `LEVELS` has those on which some do."""
+
+
 class Frame:
     """A call of a function; its arrays end at pages that may not be read, if they are given so."""
 
@@ -29,9 +33,9 @@ class Frame:
 
 
 def assembly(function: FrameFunction, name: str) -> str:
-    """The instructions of a function for a level."""
-    triple, cpu, features = LEVELS[name]
-    target(name)
+    """The instructions of a function for a level, or for another system."""
+    triple, cpu, features = {**LEVELS, **OTHERS}[name]
+    target("avx2")  # which initializes all
     llvm: Any = machine._llvm()
     module = llvm.parse_assembly(function.text("f"))
     found = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic")
