@@ -20,9 +20,10 @@ from tests.helpers.plan_checks import kernels_used
 
 from singa_backend import SingaBackend
 from singa_backend.elementwise.compile import available, level
-from singa_backend.gemm.floats import HEIGHT, PACKED, PRODUCTS, FloatsKind, floats, packing
+from singa_backend.gemm.floats import PACKED, PRODUCTS, FloatsKind, floats, packing
 from singa_backend.gemm.images import DEPTHWISE, MARGINS, depthwise, margins
 from singa_backend.gemm.repeat import repeat
+from singa_backend.gemm.tiles import HEIGHT
 from singa_backend.kernels import float_products, frames, machine_steps
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available())

@@ -55,7 +55,7 @@ def gathering(kind: RowsKind) -> FrameFunction:
     dtype, index = np.dtype(kind.scale), np.dtype(kind.index)
 
     def unit(k: Code, a: dict[str, str], i: str) -> None:
-        outer, at = (k.raw(f"{how} i64 {i}, {a['count']}") for how in ("udiv", "urem"))
+        outer, at = k.divided(i, a["count"])
         number = k.raw(f"load {type_of(index)}, ptr {k.at(a['index'], k.times(at, index.itemsize))}, align {index.itemsize}")
         number = number if index.itemsize == 8 else k.raw(f"sext i32 {number} to i64")
         turned = k.raw(f"select i1 {k.raw(f'icmp slt i64 {number}, 0')}, i64 {k.plus(number, a['size'])}, i64 {number}")
@@ -83,7 +83,7 @@ def _block(k: Code, kind: RowsKind, a: dict[str, str], places: dict[str, str], y
     scale = scale if scale.type == "float" else scale.to("fpext", "float")
     zero = k.vector(kind.zero, "i32")
     if kind.zeros:
-        place, part = (k.raw(f"{how} i64 {b}, {per}") for how in ("udiv", "urem"))
+        place, part = k.divided(b, per)
         shift = k.splat(k.raw(f"trunc i64 {k.times(part, kind.bits)} to i32"), "i32")
         byte = k.scalar(k.at(places["zeros"], place), UINT8).to("zext", "i32")
         zero = kind.number(byte.two(shift, "lshr") & (1 << kind.bits) - 1)

@@ -21,9 +21,7 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.machine_code import AXES, FIELDS
 from .frame import Code, FrameFunction, FrameLayout, module
-
-HEIGHT = 192
-"""The most rows of a unit of work."""
+from .tiles import HEIGHT, parts, units
 
 BLOCK = 512
 """The products of a chain: chains are added to each other, so that the error hardly grows, and their part of W is in a cache."""
@@ -78,24 +76,10 @@ class FloatsKind:
     wide: bool
 
 
-PACKED = FrameLayout(
-    (
-        "batches",
-        "batch1",
-        "w_batch0",
-        "w_batch1",
-        "n",
-        "tiles",
-        "w_column",
-        "taps",
-        "tap1",
-        "w_tap0",
-        "w_tap1",
-        "depth",
-        "w_depth",
-    ),
-    ("w", "tiled"),
-)
+W_STEPS = ("w_batch0", "w_batch1", "w_tap0", "w_tap1", "w_depth", "w_column")
+"""The steps of W: along the axes of products, of the taps, along the depth, and from a column to the next."""
+
+PACKED = FrameLayout(("batches", "batch1", "n", "tiles", "taps", "tap1", "depth", *W_STEPS), ("w", "tiled"))
 """The sizes and steps of W, and where its tiles are written."""
 
 
@@ -103,24 +87,22 @@ def packing(adjacent: bool) -> FrameFunction:
     """Writes the tiles of W, whose columns may be adjacent."""
 
     def tile(k: Code, a: dict[str, str], i: str) -> None:
-        number, batch = k.raw(f"urem i64 {i}, {a['tiles']}"), k.raw(f"udiv i64 {i}, {a['tiles']}")
+        batch, number = k.divided(i, a["tiles"])
         column = k.times(number, LANES)
         left = k.minus(a["n"], column)
         mask, last = k.first(left), k.minus(k.least(left, LANES), 1)
-        w = k.at(a["w"], k.times(k.raw(f"udiv i64 {batch}, {a['batch1']}"), a["w_batch0"]))
-        w = k.at(w, k.times(k.raw(f"urem i64 {batch}, {a['batch1']}"), a["w_batch1"]))
+        w = k.at(a["w"], k.moved(batch, a["batch1"], (a["w_batch0"], a["w_batch1"])))
         w = k.at(w, k.times(column, a["w_column"]))
         tiled = k.at(a["tiled"], k.times(k.times(i, k.times(a["taps"], a["depth"])), VECTOR))
 
         def tap(t: str) -> None:
-            outer, inner = k.raw(f"udiv i64 {t}, {a['tap1']}"), k.raw(f"urem i64 {t}, {a['tap1']}")
-            start = k.at(w, k.plus(k.times(outer, a["w_tap0"]), k.times(inner, a["w_tap1"])))
+            start = k.at(w, k.moved(t, a["tap1"], (a["w_tap0"], a["w_tap1"])))
             into = k.at(tiled, k.times(k.times(t, a["depth"]), VECTOR))
 
             def vector(d: str) -> None:
                 place = k.at(start, k.times(d, a["w_depth"]))
-                found = k.load(place, F32, mask) if adjacent else k.gather(place, a["w_column"], F32, last)
-                k.write(found, k.at(into, k.times(d, VECTOR)))
+                columns = k.load(place, F32, mask) if adjacent else k.gather(place, a["w_column"], F32, last)
+                k.write(columns, k.at(into, k.times(d, VECTOR)))
 
             k.loop(a["depth"], 1, vector)
 
@@ -137,13 +119,9 @@ def floats(kind: FloatsKind) -> FrameFunction:
     return FrameFunction(f"floats {kind}", PRODUCTS, lambda name: module(name, PRODUCTS, _units, partial(_unit, kind)))
 
 
-def _parts(k: Code, a: dict[str, str]) -> str:
-    return k.raw(f"udiv i64 {k.minus(k.plus(a['rows'], a['height']), 1)}, {a['height']}")
-
-
 def _units(k: Code, a: dict[str, str]) -> str:
-    """The number of units: groups of tiles for each part of the rows of each product."""
-    return k.times(k.times(a["batches"], _parts(k, a)), a["groups"])
+    """The number of units: those of each product."""
+    return k.times(a["batches"], units(k, a))
 
 
 @dataclass(frozen=True)
@@ -176,13 +154,11 @@ class _UnitText:
 
     def __init__(self, k: Code, a: dict[str, str], unit: str) -> None:
         self.k, self.a = k, a
-        group, rest = k.raw(f"urem i64 {unit}, {a['groups']}"), k.raw(f"udiv i64 {unit}, {a['groups']}")
-        parts = _parts(k, a)
-        part, batch = k.raw(f"urem i64 {rest}, {parts}"), k.raw(f"udiv i64 {rest}, {parts}")
-        places = k.raw(f"udiv i64 {batch}, {a['batch1']}"), k.raw(f"urem i64 {batch}, {a['batch1']}")
-        given = {"x": a["x"], "w": a["w"], "b": a["bias"], "y": a["y"]}
-        x, self._w, self._bias, self._y = (self._moved(p, places, f"{n}_batch") for n, p in given.items())
-        self._batch = places
+        rest, group = k.divided(unit, a["groups"])
+        batch, part = k.divided(rest, parts(k, a))
+        self._batch = k.divided(batch, a["batch1"])
+        operands = {"x": a["x"], "w": a["w"], "b": a["bias"], "y": a["y"]}
+        x, self._w, self._bias, self._y = (self._moved(p, self._batch, f"{n}_batch") for n, p in operands.items())
         self.first = k.times(part, a["height"])
         self.end = k.least(k.plus(self.first, a["height"]), a["rows"])
         self._tile = k.times(group, a["span"])
@@ -204,8 +180,8 @@ class _UnitText:
         k, a = self.k, self.a
 
         def row(r: str) -> None:
-            outer, inner = k.raw(f"udiv i64 {r}, {a['row2']}"), k.raw(f"urem i64 {r}, {a['row2']}")
-            places = k.raw(f"udiv i64 {outer}, {a['row1']}"), k.raw(f"urem i64 {outer}, {a['row1']}"), inner
+            outer, inner = k.divided(r, a["row2"])
+            places = *k.divided(outer, a["row1"]), inner
             k.emit(f"store ptr {self._moved(x, places, 'x_row')}, ptr {k.at(self.x, k.times(k.minus(r, self.first), 8))}")
 
         k.loop(self.end, 1, row, self.first)
@@ -285,19 +261,19 @@ def _unit(kind: FloatsKind, k: Code, a: dict[str, str], i: str) -> None:
 def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
     """Add some taps, or a part of one, to all tiles of the unit."""
     k, first, shapes = unit.k, unit.first, WIDE if kind.wide else NARROW
-    parts: list[tuple[int, int, str, str]] = []  # rows that are computed together, tiles, the first row and the end
+    runs: list[tuple[int, int, str, str]] = []  # rows that are computed together, tiles, the first row and the end
     for count, wide in shapes.items():
         last = k.minus(unit.end, k.raw(f"urem i64 {k.minus(unit.end, first)}, {count}"))
-        parts.append((count, wide, first, last))
+        runs.append((count, wide, first, last))
         first = last
 
     def tiles(size: int, t: str) -> None:
-        for count, wide, begin, end in parts:
+        for count, wide, begin, end in runs:
             several = min(wide, size)
 
             def rows(v: str, several: int = several, count: int = count, begin: str = begin, end: str = end) -> None:
-                found = [unit.tile(k.plus(v, i)) for i in range(several)]
-                k.loop(end, count, lambda row: _rows(unit, found, row, count, tap, depth), begin)
+                together = [unit.tile(k.plus(v, i)) for i in range(several)]
+                k.loop(end, count, lambda row: _rows(unit, together, row, count, tap, depth), begin)
 
             k.loop(k.plus(t, size), several, rows, t)
 
@@ -321,8 +297,7 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap
     whole = k.minus(stop, k.raw(f"and i64 {k.minus(stop, depth)}, {unrolled - 1}"))
 
     def add(t: str) -> None:
-        outer, inner = k.raw(f"udiv i64 {t}, {a['tap1']}"), k.raw(f"urem i64 {t}, {a['tap1']}")
-        moved = k.plus(k.times(outer, a["x_tap0"]), k.times(inner, a["x_tap1"]))
+        moved = k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))
         lines = [k.at(x, moved) for x in xs]
         weights = [k.at(v.w, k.times(k.times(t, a["depth"]), VECTOR)) for v in tiles]
 

@@ -82,6 +82,15 @@ class Code(Builder):
         """The difference of two numbers."""
         return self.raw(f"sub i64 {a}, {b}")
 
+    def divided(self, a: str, b: str | int) -> tuple[str, str]:
+        """The quotient of two numbers that are not negative, and the remainder."""
+        return self.raw(f"udiv i64 {a}, {b}"), self.raw(f"urem i64 {a}, {b}")
+
+    def moved(self, number: str, inner: str, steps: tuple[str, str]) -> str:
+        """The bytes to a place along two axes, of which the inner one has this size."""
+        outer, rest = self.divided(number, inner)
+        return self.plus(self.times(outer, steps[0]), self.times(rest, steps[1]))
+
     def least(self, a: str, b: str | int) -> str:
         """The lower of two numbers."""
         return self.raw(f"select i1 {self.raw(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")

@@ -34,7 +34,8 @@ def _padded_row(k: Code, a: dict[str, str], r: str) -> None:
     gaps = k.times(k.minus(a["count"], 1), a["gap"])
     wide = k.plus(k.plus(k.plus(a["left"], a["right"]), k.times(a["count"], a["width"])), gaps)
     y = k.at(a["y"], k.times(k.times(r, wide), F32.itemsize))
-    image, at = k.raw(f"udiv i64 {r}, {a['height']}"), k.minus(k.raw(f"urem i64 {r}, {a['height']}"), a["top"])
+    image, row = k.divided(r, a["height"])
+    at = k.minus(row, a["top"])
     place, rest = k.raw(f"sdiv i64 {at}, {a['every']}"), k.raw(f"srem i64 {at}, {a['every']}")
     inside = k.raw(f"icmp ult i64 {place}, {a['within']}")
     for condition in (k.raw(f"icmp sge i64 {at}, 0"), k.raw(f"icmp eq i64 {rest}, 0")):
@@ -88,8 +89,7 @@ def depthwise() -> FrameFunction:
 
 def _channels(k: Code, a: dict[str, str], r: str) -> None:
     """Compute a row of pixels."""
-    x = k.at(a["x"], k.times(k.raw(f"udiv i64 {r}, {a['row1']}"), a["x_row0"]))
-    x, y = k.at(x, k.times(k.raw(f"urem i64 {r}, {a['row1']}"), a["x_row1"])), k.at(a["y"], k.times(r, a["y_row"]))
+    x, y = k.at(a["x"], k.moved(r, a["row1"], (a["x_row0"], a["x_row1"]))), k.at(a["y"], k.times(r, a["y_row"]))
     whole = k.raw(f"and i64 {a['channels']}, {-LANES}")
 
     def vector(c: str, mask: Vector | None = None) -> None:
@@ -111,8 +111,7 @@ def _pixels(k: Code, a: dict[str, str], x: str, y: str, c: str, bias: Vector, ma
     sums = [k.kept(bias) for _ in places]
 
     def tap(t: str) -> None:
-        outer, inner = k.raw(f"udiv i64 {t}, {a['tap1']}"), k.raw(f"urem i64 {t}, {a['tap1']}")
-        moved = k.plus(k.times(outer, a["x_tap0"]), k.times(inner, a["x_tap1"]))
+        moved = k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))
         w = k.load(_float(k, a["w"], k.plus(k.times(t, a["channels"]), c)), F32, mask)
         for place, s in zip(places, sums, strict=True):
             k.put(k.fma(k.load(k.at(place, moved), F32, mask), w, k.get(s, "float")), s)

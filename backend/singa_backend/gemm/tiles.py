@@ -47,10 +47,14 @@ class RowsText(Protocol):
         """Write it."""
 
 
+def parts(k: Code, a: dict[str, str]) -> str:
+    """The number of parts of the rows."""
+    return k.raw(f"udiv i64 {k.minus(k.plus(a['rows'], a['height']), 1)}, {a['height']}")
+
+
 def units(k: Code, a: dict[str, str]) -> str:
     """The number of units: groups of tiles for each part of the rows."""
-    parts = k.raw(f"udiv i64 {k.minus(k.plus(a['rows'], a['height']), 1)}, {a['height']}")
-    return k.times(parts, a["groups"])
+    return k.times(parts(k, a), a["groups"])
 
 
 def in_unit(k: Code, a: dict[str, str], size: int, unit: str, body: Callable[[list[Tile], str, str], None]) -> None:
@@ -65,7 +69,7 @@ def in_unit(k: Code, a: dict[str, str], size: int, unit: str, body: Callable[[li
         unit: the number of the unit.
         body: writes the computation.
     """
-    group, part = k.raw(f"urem i64 {unit}, {a['groups']}"), k.raw(f"udiv i64 {unit}, {a['groups']}")
+    part, group = k.divided(unit, a["groups"])
     first = k.times(part, a["height"])
     end, tiles = k.least(k.plus(first, a["height"]), a["rows"]), []
     pitch_of_y = a.get("pitch", a["n"])

@@ -76,8 +76,7 @@ def corner_of(k: Code, a: dict[str, str], window: str) -> Corner:
     """Where the window with a number begins."""
     starts, rest = {}, window
     for axis in reversed(AXES):
-        place = k.raw(f"urem i64 {rest}, {a['count_' + axis]}")
-        rest = k.raw(f"udiv i64 {rest}, {a['count_' + axis]}")
+        rest, place = k.divided(rest, a["count_" + axis])
         starts[axis] = k.minus(k.times(place, a["stride_" + axis]), a["begin_" + axis])
     return Corner(window, rest, starts)
 

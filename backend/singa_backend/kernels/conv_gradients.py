@@ -21,7 +21,7 @@ from .moments import LONG
 from .onednn import Attributes, MemoryDesc, Primitive, backward
 from .reductions import reduced
 from .rounding import fpmath
-from .table import Refused, Site, gradient
+from .table import Site, gradient
 from .values import FINITE, Value, last_order
 
 
@@ -32,10 +32,9 @@ def conv_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | No
     site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
     at = windows_of(site, x, w)
     shape = (x.shape[0], w.shape[0], *at.counts)
-    if (
-        found := _by_code(site, dy, shape, w, partial(spread, site, dy, w), partial(of_filters, site, dy, x), at, group)
-    ) is not None:
-        return found
+    by_code = _by_code(site, dy, shape, w, partial(spread, site, dy, w), partial(of_filters, site, dy, x), at, group)
+    if by_code is not None:
+        return by_code
     require_plain(site, x, w)
     require_gradient(site, dy, shape)
     kinds = (dnn.convolution, backward.convolution_backward_data, backward.convolution_backward_weights)
@@ -50,8 +49,8 @@ def _by_code(
     if code_declined(site, dy, w) or dy.shape != shape:
         return None
     needs_x, needs_w, needs_b = (*site.outputs, False, False)[:3]
-    mark = len(site.steps)
-    try:
+
+    def emit() -> tuple[Value | None, ...]:
         dx = data(None, at, group) if needs_x else None
         dw = filters(w, at) if needs_w else None
         if not needs_b:
@@ -59,9 +58,8 @@ def _by_code(
         axes = site.constant(np.array([0, *range(2, dy.ndim)], np.int64))
         call = ExpressionCall(versioned("", "ReduceSum", 13), {"keepdims": 0, "noop_with_empty_axes": 0}, (dy, axes))
         return dx, dw, *compute(site, *trace(site, [call]), "sum of columns", engine="machine")
-    except Refused:
-        del site.steps[mark:]
-    return None
+
+    return site.attempt(emit)
 
 
 @gradient("ConvTranspose", 11, 22, reads=("dy0", "x0", "x1"))
@@ -71,10 +69,9 @@ def conv_transpose_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
     at = transposed_windows_of(site, x, w)
     shape = (x.shape[0], w.shape[1] * group, *at.sizes)
-    if (
-        found := _by_code(site, dy, shape, w, partial(plain, site, dy, w), partial(of_filters, site, x, dy), at, group)
-    ) is not None:
-        return found
+    by_code = _by_code(site, dy, shape, w, partial(plain, site, dy, w), partial(of_filters, site, x, dy), at, group)
+    if by_code is not None:
+        return by_code
     require_plain(site, x, w)
     require_gradient(site, dy, shape)
     kinds = (dnn.deconvolution, backward.deconvolution_backward_data, backward.deconvolution_backward_weights)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
-from ..gemm.floats import BLOCK, HEIGHT, LEAVES, PACKED, ROWS, FloatsKind, floats, packing
+from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, FloatsKind, floats, packing
+from ..gemm.tiles import HEIGHT
 from ..ir.versioned import versioned
 from ..proto.tensor_data import release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
 from .frames import FrameAddress, ReducedAxes, machine_code, movement
 from .lowering import F32, aligned_array
 from .machine_steps import emit_product
-from .table import Follower, Refused, Site
+from .table import Follower, Site
 from .values import Value, merged
 
 SPAN = 16
@@ -293,11 +295,9 @@ class _After:
         """The code for as many of the calls as possible; None for none."""
         ends = (i for i, f in enumerate(calls) if f.place < 0)
         for count in range(next(ends, len(calls)), 0, -1):
-            mark = len(site.steps)
-            try:
-                return cls._made(site, product, y, calls[:count])
-            except Refused:
-                del site.steps[mark:]
+            after = site.attempt(partial(cls._made, site, product, y, calls[:count]))
+            if after is not None:
+                return after
         return None
 
     @classmethod

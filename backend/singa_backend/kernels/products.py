@@ -180,14 +180,16 @@ class MatrixProduct:
             return None
         bias = next((v for v in added if not before and self.is_bias(v)), None)
         calls = [*map(_call_of, before), *(Follower("Add", {}, [None, v], 0, 14) for v in added if v is not bias)]
-        mark = len(site.steps)
-        try:
+
+        def emit() -> tuple[Value, int]:
             y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
             step = FloatProductStep(site, product)
-            y, count = step.emit(y, bias, [*calls, *followers], len(calls), self.finiteness)
-        except Refused:
-            del site.steps[mark:]
+            return step.emit(y, bias, [*calls, *followers], len(calls), self.finiteness)
+
+        emitted = site.attempt(emit)
+        if emitted is None:
             return None
+        y, count = emitted
         site.absorb(count - len(calls))
         return y
 

@@ -14,7 +14,7 @@ from .expressions import ExpressionCall, compute, trace
 from .lowering import F32, emit, threads_for
 from .products import contiguous, described
 from .sums import Sum
-from .table import Refused, Site, kernel
+from .table import Site, kernel
 from .values import FINITE, NAN, REACHED, Bound, Value, merged, strides_of
 
 LONG = 1 << 15
@@ -37,14 +37,15 @@ def rows_of(site: Site, x: Value, axis: int) -> Value:
 
 def softmax_in_place(site: Site, x: Value) -> None:
     """Add the step that replaces a value in C order by its softmax over the last axis."""
-    mark = len(site.steps)
-    try:
+
+    def by_code() -> Value:
         terms, inputs = trace(site, [ExpressionCall(versioned("", "Softmax", 13), {"axis": -1}, (x,))])
         (y,) = compute(site, terms, inputs, "softmax", into={0: x}, engine="machine")
         site.require(y.buffer is x.buffer, "softmax is not computed in place")
+        return y
+
+    if site.attempt(by_code) is not None:
         return
-    except Refused:
-        del site.steps[mark:]
     rows = x.view((x.size // x.shape[-1], x.shape[-1]), (x.shape[-1] * F32.itemsize, F32.itemsize))
     md = described(rows)
     with threads_for(COST * x.size):

@@ -154,6 +154,15 @@ class Site(ABC):
         """Compute this many of the followers too: the returned value is that of the last of them."""
         self.absorbed = count
 
+    def attempt(self, emit: Callable[[], Made]) -> Made | None:
+        """What `emit` returns; None if it declines, which leaves no steps."""
+        mark = len(self.steps)
+        try:
+            return emit()
+        except Refused:
+            del self.steps[mark:]
+            return None
+
     @abstractmethod
     def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, finiteness: int | None = None) -> Value:
         """A new value; `order` lists the axes from the outermost in memory to the innermost, C order by default.
