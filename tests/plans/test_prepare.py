@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from onnx import helper, numpy_helper
 from tests.helpers.plan_checks import model_of
 from tests.helpers.recorded_steps import constants_of
 
+from singa import sonnx
 from singa_backend import InvalidModel, SingaBackend
 from singa_backend.kernels import onednn
 from singa_backend.kernels.values import LazyBuffer, LazyConstant, Value
@@ -292,6 +296,66 @@ def test_a_tensor_of_the_wrong_length_is_reported_as_in_a_message(tmp_path: Path
     with pytest.raises(InvalidModel) as two:
         SingaBackend.prepare(saved(model, tmp_path, monkeypatch))
     assert (one.value.code, str(one.value)) == (two.value.code, str(two.value)) and one.value.code == "SX104"
+
+
+def private_bytes(rep: Any) -> int:
+    """The bytes of the initializers with which a model computes, without those in its file."""
+    return sum(a.nbytes for held in rep._session.states.values() for _, a in held if not tensor_data.is_mapped(a))
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize(("name", "bound"), [("convolutions", 1.15), ("attention", 1.3)])
+def test_tensors_copy_the_weights_of_a_file_when_they_are_needed(
+    name: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MODELS[name]()
+    inputs, rep = inputs_of(model), sonnx.prepare(saved(model, tmp_path, monkeypatch))
+    first = rep.run(inputs)[0]
+    weights = sum(a.nbytes for a in rep.states.values())
+    if name == "attention":
+        weights += rep.states["table"].nbytes
+    assert held_by(rep) <= bound * (weights + rep._session._planner.latest.arena_bytes)
+    assert private_bytes(rep) < weights / 20 and not rep.imported.has_members
+    parameters = rep.imported.parameters
+    assert private_bytes(rep) >= sum(t.data.nbytes for t in parameters.values()) > weights / 2
+    assert np.array_equal(rep.run(inputs)[0], first)
+    changed = max(parameters, key=lambda n: parameters[n].data.nbytes)
+    parameters[changed].data[...] *= 2
+    tensor = next(t for t in model.graph.initializer if t.name == changed)
+    tensor.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(tensor), changed))
+    expected = sonnx.prepare(model).run(inputs)[0]
+    assert not np.array_equal(expected, first)
+    assert not np.array_equal(rep.run(inputs)[0], first)  # by the definitions
+    assert np.array_equal(rep.run(inputs)[0], expected)
+    assert np.array_equal(rep.states[changed], numpy_helper.to_array(tensor))
+
+
+def test_copies_of_a_model_without_tensors_have_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = convolutions()
+    inputs, rep = inputs_of(model), sonnx.prepare(saved(model, tmp_path, monkeypatch))
+    expected, states = rep.run(inputs)[0], {n: a.tobytes() for n, a in sonnx.prepare(model).states.items()}
+    again = pickle.loads(pickle.dumps(rep))
+    assert not rep.imported.has_members and not again.imported.has_members
+    for made in (again, copy.deepcopy(rep)):
+        assert np.array_equal(made.run(inputs)[0], expected)
+        assert {n: a.tobytes() for n, a in made.states.items()} == states
+        assert not any(a.flags.writeable for a in made.states.values())
+        next(iter(made.imported.parameters.values())).data[...] = 0
+    assert np.array_equal(rep.run(inputs)[0], expected)
+    assert {n: a.tobytes() for n, a in rep.states.items()} == states
+
+
+def test_threads_make_the_tensors_of_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rep = sonnx.prepare(saved(convolutions(), tmp_path, monkeypatch))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: rep.imported.parameters, range(8)))
+    assert len({id(p) for p in found}) == 1
+    with pytest.raises(InvalidModel, match="was overwritten after the model was prepared") as error:
+        path = saved(convolutions(), tmp_path, monkeypatch, 1)
+        rep = sonnx.prepare(path)
+        os.truncate(path, 1000)
+        rep.imported.parameters  # noqa: B018  # which copies the weights
+    assert error.value.code == "SX110"
 
 
 def test_memory_of_external_data_that_somebody_writes_to_is_not_released(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,17 +44,38 @@ _SMALL = 64
 """The maximum number of elements of an input whose value is kept as an example."""
 
 
+_MAKING = threading.RLock()
+"""Is held while the Tensors of a model are made."""
+
+
+@dataclass
+class _Members:
+    """The Tensors of a model.
+
+    Attributes:
+        roles: as of `Imported`.
+        parameters: as of `Imported`.
+        statistics: as of `Imported`.
+        constants: the initializers that are not floats.
+        loaded: the storage of each float initializer that has the values of the file.
+    """
+
+    roles: dict[str, role.Role]
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    loaded: dict[str, Any] = field(default_factory=dict)
+
+
 class Imported:
     """A model whose main graph's float initializers are Tensors under their ONNX names; its float Constants, if it has none.
 
     An initializer that several nodes use is one Tensor: tied weights stay tied.  Raises the errors of `SingaBackend.prepare`.
+    The Tensors are made when they are first needed: runs on arrays read the weights where they are in the file.
 
     Attributes:
-        roles: what each float initializer is, and why.
         train_constants: whether constants train by default, too.
-        parameters: the other float Tensors.  Those that are constants or settings by their roles are frozen by default.
         requested: the constants that `unfreeze` included by their names.
-        statistics: the running means and variances of BatchNormalization.
         seen: examples of the inputs of the last run outside a recorded step: ranks may depend on them.
     """
 
@@ -86,7 +109,7 @@ class Imported:
         read: bool = True,
         known: Mapping[str, role.Role] | None = None,
     ) -> None:
-        """Make the Tensors of a prepared model.
+        """Take over a prepared model.
 
         Args:
             rep: the model.
@@ -95,36 +118,76 @@ class Imported:
             known: the roles of its float initializers, if the model was written again from another one; None to decide them.
         """
         self.rep = rep.with_graph(with_weights(rep.graph)) if read else rep
-        graph, device = self.graph, self.device.backend
-        floats = {n for n, a in graph.states.items() if dtypes.is_float(a.dtype)}
-        self.roles = dict(known) if known is not None and floats <= known.keys() else role.roles(graph) | dict(known or {})
+        self._known, self._members = known, None
         self.requested: set[str] = set()
-        self._has_training_nodes = any(_may_train(node) for node in graph.all_nodes())
-        self.parameters: dict[str, Tensor] = {}
-        self.statistics: dict[str, Tensor] = {}
-        self._constants: dict[str, Tensor] = {}
+        self._has_training_nodes = any(_may_train(node) for node in self.graph.all_nodes())
         self._fusion: tuple[Any, Graph] | None = None
-        self._loaded: dict[str, Any] = {}
-        session = self.rep._session
+        if changed:
+            self._members = self._made(changed)
+
+    def _made(self, changed: Mapping[str, np.ndarray]) -> _Members:
+        """Make the Tensors, with these values other than those of the file; the session computes with their storage."""
+        graph, device, session = self.graph, self.device.backend, self.rep._session
+        session.check_file()
+        floats = {n for n, a in graph.states.items() if dtypes.is_float(a.dtype)}
+        known = self._known
+        made = _Members(dict(known) if known is not None and floats <= known.keys() else role.roles(graph) | dict(known or {}))
         names = dict(run_order(graph).state_slots)
         for slot, array in list(session.states[id(graph)]):
             name = names[slot]
             if not dtypes.is_float(array.dtype):
                 kept = device.put(changed[name]) if name in changed else array
-                self._constants[name] = _constant(name, kept, self.device)
+                made.constants[name] = _constant(name, kept, self.device)
                 if name in changed:
                     session.replace(name, kept)
                     self.rep._given[name] = kept
                 continue
-            trains = self.roles[name].trains(self.train_constants)
+            trains = made.roles[name].trains(self.train_constants)
             with device.active():
                 own = device.put(changed[name]) if name in changed else owned(array)  # arrays that map a file are read-only
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
-            (self.statistics if self.roles[name].kind == role.STATISTIC else self.parameters)[name] = tensor
+            (made.statistics if made.roles[name].kind == role.STATISTIC else made.parameters)[name] = tensor
             tensor._member = Member(self, name)
             session.replace(name, own)  # runs compute with the same storage
             if name not in changed:
-                self._loaded[name] = own
+                made.loaded[name] = own
+        return made
+
+    @property
+    def members(self) -> _Members:
+        """The Tensors, which are made if nothing has needed them before."""
+        with _MAKING:
+            if self._members is None:
+                self._members = self._made({})
+            return self._members
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the Tensors have been made; otherwise the initializers have the values of the file."""
+        return self._members is not None
+
+    @property
+    def _known_roles(self) -> Mapping[str, role.Role] | None:
+        return self._known if self._members is None else self._members.roles
+
+    @property
+    def roles(self) -> dict[str, role.Role]:
+        """What each float initializer is, and why."""
+        return self.members.roles
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The other float Tensors; those that are constants or settings by their roles are frozen by default."""
+        return self.members.parameters
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """The running means and variances of BatchNormalization."""
+        return self.members.statistics
+
+    @property
+    def _constants(self) -> dict[str, Tensor]:
+        return self.members.constants
 
     def examples(self) -> list[Any]:
         """The examples of the inputs, `seen`, on the host."""
@@ -146,7 +209,7 @@ class Imported:
         """The state to pickle: the model, by its file if it has one, and what differs from it."""
         changed: dict[str, np.ndarray] = {}
         fields: dict[str, dict[str, Any]] = {}
-        for name, t in self.tensors().items():
+        for name, t in self.tensors().items() if self.has_members else ():
             if self._is_changed(name, t):
                 changed[name] = t.device.backend.get(t._data)
             trains = self.roles[name].trains(self.train_constants)
@@ -158,7 +221,7 @@ class Imported:
         seen = [[_shape_of(v) for v in x] if isinstance(x, list) else _shape_of(x) for x in self.examples()]
         return {
             "model": self.rep._pickled(changed), "device": self.device, "fields": fields, "seen": seen,
-            "train_constants": self.train_constants, "requested": self.requested, "roles": self.roles,
+            "train_constants": self.train_constants, "requested": self.requested, "roles": self._known_roles,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -168,7 +231,7 @@ class Imported:
         self.train_constants = state.get("train_constants", True)  # without the entry, it is of a version that trained all
         self._adopt(*unpickled(state["model"]), read="graph" not in state["model"], known=state.get("roles"))
         self.requested = state.get("requested", set())
-        for name, t in self.tensors().items():
+        for name, t in self.tensors().items() if state["fields"] else ():
             fields = state["fields"].get(name, {})
             t.__dict__.update(fields)
             if "device" in fields:
@@ -176,7 +239,7 @@ class Imported:
 
     def _is_changed(self, name: str, t: Tensor) -> bool:
         """Whether the values of a tensor differ from those of the graph, bit by bit."""
-        if t._data is self._loaded.get(name) and not t._writes and not t._is_shared:
+        if t._data is self.members.loaded.get(name) and not t._writes and not t._is_shared:
             return False
         now, then = t.device.backend.get(t._data), self.graph.initializers[name].constant
         if now.dtype != then.dtype or now.shape != then.shape or np.may_share_memory(now, then):
@@ -189,10 +252,10 @@ class Imported:
         made = Imported.__new__(Imported)
         memo[id(self)] = made
         made.__dict__.update(self.__dict__)
-        made.parameters, made.requested = copy.deepcopy(self.parameters, memo), set(self.requested)
-        made.statistics = copy.deepcopy(self.statistics, memo)
+        parameters, statistics = copy.deepcopy(self.parameters, memo), copy.deepcopy(self.statistics, memo)
+        # without `loaded`: whether a copied value is that of the file is found by comparing them
+        made._members, made.requested = _Members(self.roles, parameters, statistics, self._constants), set(self.requested)
         made.rep = self.rep.with_states({name: t._data for name, t in made.tensors().items()})
-        made._loaded = {}  # whether a copied value is that of the file is found by comparing them
         for name, t in made.tensors().items():
             t._member = Member(made, name)
         return made
@@ -204,7 +267,8 @@ class Imported:
             if name in values:  # training writes to it
                 t._data = t.device.backend.put(np.array(self.device.backend.get(values[name])))
         given = {n: v for n, v in values.items() if n in self._constants}
-        made._constants, made._fusion = self._constants | {n: _constant(n, v, self.device) for n, v in given.items()}, None
+        made._fusion = None
+        made.members.constants = self._constants | {n: _constant(n, v, self.device) for n, v in given.items()}
         made.rep = made.rep.with_states({**given, **{n: t._data for n, t in made.tensors().items()}})
         return made
 
@@ -226,7 +290,7 @@ class Imported:
             state = {n: state[n] for n in ("limits", "options", "threads")}
             state["graph"], changed = read(proto, operators=self.operators()), {}
         state["device"] = str(made.device.backend)
-        made._adopt(unpickled({**state, "changed": changed})[0], changed, read="graph" not in state, known=self.roles)
+        made._adopt(unpickled({**state, "changed": changed})[0], changed, read="graph" not in state, known=self._known_roles)
         return made
 
     def operators(self) -> list[CustomOperator]:

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 import singa_backend
+from singa_backend import dtypes
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import Outputs, model_of
 from singa_backend.errors import InvalidInput, check_keywords
@@ -222,10 +223,14 @@ class SingaRep(singa_backend.SingaRep):
         Raises:
             InvalidModel: the model's file was overwritten (SX110): they can no longer be read.
         """
-        now = {n: t.device.backend.get(t._data).view() for n, t in self.imported.tensors().items()}
-        for array in now.values():
-            array.flags.writeable = False
-        return {**super().states, **now}
+        now = super().states
+        if self.imported.has_members:
+            now |= {n: t.device.backend.get(t._data) for n, t in self.imported.tensors().items()}
+        for name, array in now.items():
+            if dtypes.is_float(array.dtype):
+                now[name] = array.view()
+                now[name].flags.writeable = False
+        return now
 
     @property
     def dev(self) -> Device:
@@ -269,7 +274,7 @@ class SingaRep(singa_backend.SingaRep):
         return self.imported.forward(list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
 
     def _weights(self) -> Any:
-        return tuple(map(_written, self.imported.tensors().values()))
+        return tuple(map(_written, self.imported.tensors().values())) if self.imported.has_members else ()
 
 
 def _written(t: Tensor) -> Any:
