@@ -23,7 +23,8 @@ from tests.helpers.recorded_steps import constants_of
 
 from singa import sonnx
 from singa_backend import InvalidModel, SingaBackend
-from singa_backend.kernels import onednn
+from singa_backend.elementwise.compile import available
+from singa_backend.kernels import float_products, onednn
 from singa_backend.kernels.values import LazyBuffer, LazyConstant, Value
 from singa_backend.plans import planner
 from singa_backend.plans.fusion import lazy, products
@@ -296,6 +297,28 @@ def test_a_tensor_of_the_wrong_length_is_reported_as_in_a_message(tmp_path: Path
     with pytest.raises(InvalidModel) as two:
         SingaBackend.prepare(saved(model, tmp_path, monkeypatch))
     assert (one.value.code, str(one.value)) == (two.value.code, str(two.value)) and one.value.code == "SX104"
+
+
+@pytest.mark.skipif(bool(available()), reason="products are not machine code")
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_weights_are_packed_in_parts_whose_pages_are_released(
+    transposed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (250, 80) if transposed else (80, 250)
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=transposed)
+    model = model_of([node], {"x": draw(1, 80)}, ["y"], {"w": draw(*shape)})
+    path, inputs = saved(model, tmp_path, monkeypatch, 3), inputs_of(model)
+    expected = SingaBackend.prepare(path).run(inputs)[0]
+    released: list[np.ndarray] = []
+    monkeypatch.setattr(float_products, "COPIED", 1 << 14)
+    monkeypatch.setattr(float_products, "release", released.append)
+    rep = SingaBackend.prepare(path)
+    assert np.array_equal(rep.run(inputs)[0], expected)
+    assert rep._session._planner.latest.first.steps[-1].kernel == "machine.product"
+    weight = rep.states["w"].reshape(-1).view(np.uint8)
+    assert all(np.may_share_memory(part, weight) for part in released)
+    assert sum(part.nbytes for part in released) == weight.nbytes
+    assert len(released) == (6 if transposed else 1)  # of 48 rows; columns are everywhere in the file
 
 
 def private_bytes(rep: Any) -> int:

@@ -12,10 +12,10 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
-from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, FloatsKind, floats, packing
+from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, W_STEPS, FloatsKind, floats, packing
 from ..gemm.tiles import HEIGHT
 from ..ir.versioned import versioned
-from ..proto.tensor_data import release
+from ..proto.tensor_data import COPIED, release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
 from .frames import FrameAddress, ReducedAxes, machine_code, movement
 from .lowering import F32, aligned_array
@@ -178,10 +178,16 @@ class FloatProductStep:
         def make() -> Value:
             made, source = aligned_array(shape, F32), w.buffer.read()
             assert source is not None
-            address = source.ctypes.data + w.offset
-            frame = FrameAddress(np.array([[0, 1, 0, 1, *numbers, address, made.address]] * 2, np.int64))
-            function.compiled().call(frame)
-            release(source)
+            row = LANES * s["w_column"]  # of tiles: one after the other in memory if columns are the rows of W
+            apart = sizes["batches"] == 1 and s["w_column"] == max(sizes[n] for n in W_STEPS)
+            each = max(COPIED // max(row, 1), 1) if apart else self.tiles
+            for t in range(0, self.tiles, each):
+                tiles, start = min(each, self.tiles - t), w.offset + t * row
+                part = {**sizes, "tiles": tiles, "n": min(tiles * LANES, s["n"] - t * LANES)}
+                places = source.ctypes.data + start, made.address + t * made.strides[1]
+                frame = FrameAddress(np.array([[0, 1, 0, 1, *(part[n] for n in PACKED.numbers), *places]] * 2, np.int64))
+                function.compiled().call(frame)
+                release(source[start : start + tiles * row] if apart else source)
             return made
 
         found: Value = site.derived(w, ("tiles of floats", w.offset, *numbers), make)

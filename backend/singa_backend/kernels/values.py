@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..proto.tensor_data import copied, is_mapped
+from ..proto.tensor_data import copied, in_file, is_mapped, release
 
 ALIGNMENT = 64
 
@@ -316,13 +316,14 @@ def bound_of(array: np.ndarray | LazyConstant) -> float:
     with np.errstate(all="ignore"):
         for block in blocks_of(array):
             total += float(np.dot(block, block))
+            release(block)
     return 1.01 * math.sqrt(total) if total >= 0 else math.nan
 
 
 def blocks_of(array: np.ndarray) -> list[np.ndarray]:
     """Parts of a contiguous array with all its elements: NumPy copies what is not aligned, here into the cache."""
     flat = array.reshape(-1)
-    return [flat] if array.flags.aligned else [flat[i : i + _BLOCK] for i in range(0, flat.size, _BLOCK)]
+    return [flat] if array.flags.aligned and not in_file(array) else [flat[i : i + _BLOCK] for i in range(0, flat.size, _BLOCK)]
 
 
 def dense(shape: Sequence[int], strides: Sequence[int], itemsize: int, order: Sequence[int] | range) -> bool:

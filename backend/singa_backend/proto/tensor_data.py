@@ -290,6 +290,11 @@ def _file_of(array: Any) -> MappedFile | None:
     return base.obj if isinstance(base, memoryview) and isinstance(base.obj, MappedFile) else None
 
 
+def in_file(array: np.ndarray) -> bool:
+    """Whether an array is a part of a file that is mapped into memory."""
+    return _file_of(array) is not None
+
+
 def is_mapped(array: np.ndarray) -> bool:
     """Whether an array is a part of a model file that is mapped into memory."""
     file = _file_of(array)

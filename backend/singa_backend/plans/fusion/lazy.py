@@ -33,10 +33,7 @@ def _bound(weight: np.ndarray | LazyConstant, factors: np.ndarray) -> float:
     """The highest magnitude that a product may have; infinity or NaN if that is not known, or to keep the product."""
     if weight.nbytes < LARGE or weight.dtype != np.float32:
         return math.inf
-    found = bound_of(weight)
-    if isinstance(weight, np.ndarray):
-        release(weight)
-    return found * float(np.abs(factors).max())
+    return bound_of(weight) * float(np.abs(factors).max())
 
 
 def _multiply(weight: np.ndarray | LazyConstant, factors: np.ndarray, out: np.ndarray) -> None:

@@ -111,8 +111,6 @@ def _joined(weights: Sequence[np.ndarray | LazyConstant]) -> np.ndarray | LazyCo
     arrays = [w for w in weights if isinstance(w, np.ndarray)]
     if not math.isfinite(bound) or len(arrays) < len(weights):
         return np.concatenate([w if isinstance(w, np.ndarray) else w.array() for w in weights], axis=1)
-    for w in arrays:
-        release(w)
     shape = (arrays[0].shape[0], sum(w.shape[1] for w in arrays))
     return LazyConstant(shape, arrays[0].dtype, partial(_join_into, arrays), bound)
 
