@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..proto.tensor_data import copied, in_file, is_mapped, release
+from ..proto.tensor_data import COPIED, copied, is_mapped, release
 
 ALIGNMENT = 64
 
@@ -314,16 +314,15 @@ def bound_of(array: np.ndarray | LazyConstant) -> float:
         return math.nan
     total = 0.0
     with np.errstate(all="ignore"):
-        for block in blocks_of(array):
-            total += float(np.dot(block, block))
-            release(block)
+        for part in _parts(array.reshape(-1), COPIED // array.itemsize):
+            for block in [part] if part.flags.aligned else _parts(part, _BLOCK):  # NumPy copies it, here into the cache
+                total += float(np.dot(block, block))
+            release(part)
     return 1.01 * math.sqrt(total) if total >= 0 else math.nan
 
 
-def blocks_of(array: np.ndarray) -> list[np.ndarray]:
-    """Parts of a contiguous array with all its elements: NumPy copies what is not aligned, here into the cache."""
-    flat = array.reshape(-1)
-    return [flat] if array.flags.aligned and not in_file(array) else [flat[i : i + _BLOCK] for i in range(0, flat.size, _BLOCK)]
+def _parts(flat: np.ndarray, size: int) -> list[np.ndarray]:
+    return [flat[i : i + size] for i in range(0, flat.size, size)]
 
 
 def dense(shape: Sequence[int], strides: Sequence[int], itemsize: int, order: Sequence[int] | range) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -19,7 +18,7 @@ from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
 from .. import limits
 from ..errors import InvalidModel
-from . import tensor_data
+from . import tensor_data, wire
 from .save import tensors
 
 LONG = 1024
@@ -33,18 +32,6 @@ SMALL = 1 << 20
 
 ModelSource: TypeAlias = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
 """A model: a ModelProto, its serialized bytes, or the path of its file."""
-
-Rules = dict[int, Any]
-
-# The field numbers of onnx.proto that lead from a ModelProto to its tensors.  An empty dict marks a TensorProto.
-_TENSOR: Rules = {}
-_GRAPH: Rules = {5: _TENSOR}  # initializer
-_GRAPH[1] = {5: {5: _TENSOR, 6: _GRAPH}}  # node.attribute: t, g
-_MODEL: Rules = {7: _GRAPH}
-_OUTER: Rules = {7: {5: _TENSOR, 1: {5: {5: _TENSOR}}}}
-"""The tensors of the outer graph only."""
-_RAW_DATA = 9 << 3 | 2
-"""The tag of TensorProto.raw_data."""
 
 
 def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
@@ -73,123 +60,52 @@ def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, P
         return load_model(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            proto = load_model_from_string(b"".join(_strip(data, 0, len(data), _MODEL, path.name)))
-    except (
-        OSError,
-        ValueError,
-        DecodeError,
-        RecursionError,
-    ):  # `load_model` reports the reason
+            proto = load_model_from_string(wire.light_bytes(data, wire.EVERY, path.name, LONG))
+    except (OSError, ValueError, DecodeError, RecursionError):  # `load_model` reports the reason
         return load_model(path)
     return proto, path.parent
 
 
 def map_model(model: ModelSource) -> tuple[ModelProto, Path | None, tensor_data.ModelFile | None]:
-    """Load a model as `load_model` does, but leave the large tensors of its graph in the file, which is mapped into memory.
+    """Load a model as `load_model` does, but leave the large tensors of its graph where they are.
 
-    Files of at most `SMALL` bytes, and subgraphs and functions, whose tensors definitions read in every run, are read completely.
+    A file is mapped into memory.  Models of at most `SMALL` bytes, and subgraphs and functions, whose tensors definitions read in
+    every run, are read completely.
 
     Args:
         model: a ModelProto, its bytes, or the path of its file.
 
     Returns:
-        The ModelProto, the folder of its external data (None if the model has no file), and the file that `tensor` needs to
-        read the tensors (None if all are in the ModelProto).
+        The ModelProto, the folder of its external data (None if the model has no file), and the file or bytes that `tensor`
+        needs to read the tensors (None if all are in the ModelProto).
 
     Raises:
         InvalidModel: the file cannot be opened, or is not an ONNX file.
         ResourceExhausted: the file is larger than `Limits.model_bytes`.
     """
-    if isinstance(model, (str, os.PathLike)) and hasattr(mmap.mmap, "madvise"):
-        try:
-            path = Path(model)
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and SMALL < status.st_size <= limits.current().limits.model_bytes:
-                    found = tensor_data.ModelFile(path, file)
-                    parts = _strip(found.data, 0, len(found.data), _OUTER, tensor_data.INSIDE, MAPPED)
-                    proto = load_model_from_string(b"".join(parts))
-                    tensor_data.release(np.frombuffer(found.data, np.uint8))
-                    if proto.HasField("graph"):
-                        return proto, path.resolve().parent, found
-        except (OSError, ValueError, DecodeError, RecursionError):
-            pass  # `load_model` reports the reason
+    try:
+        if (found := _in_place(model)) is not None:
+            proto = load_model_from_string(wire.light_bytes(found.data, wire.OUTER, tensor_data.INSIDE, MAPPED))
+            tensor_data.release(np.frombuffer(found.data, np.uint8))
+            if proto.HasField("graph"):
+                return proto, None if found.path is None else found.path.resolve().parent, found
+    except (OSError, ValueError, DecodeError, RecursionError):
+        pass  # `load_model` reports the reason
     return *load_model(model), None
 
 
-def _strip(data: mmap.mmap, at: int, end: int, rules: Rules, location: str, long: int = LONG) -> Iterator[bytes]:
-    """The message in data[at:end], with references in place of the raw_data of its tensors of more than `long` bytes."""
-    for tag, start, body, stop in _fields(data, at, end):
-        inner = rules.get(tag >> 3) if tag & 7 == 2 else None
-        if inner is None or stop - body <= long:
-            yield data[start:stop]
-            continue
-        if inner is _TENSOR:
-            rest = _tensor(data, body, stop, location, long)
-        else:
-            rest = b"".join(_strip(data, body, stop, inner, location, long))
-        yield _write_varint(tag) + _write_varint(len(rest)) + rest
-
-
-def _tensor(data: mmap.mmap, at: int, end: int, location: str, long: int) -> bytes:
-    rest: list[bytes] = []
-    raw: tuple[int, int] | None = None
-    for tag, start, body, stop in _fields(data, at, end):
-        if tag == _RAW_DATA and stop - body > long:
-            raw = (body, stop - body)
-        else:
-            rest.append(data[start:stop])
-    if raw is None:
-        return b"".join(rest)
-    proto = TensorProto.FromString(b"".join(rest))
-    if proto.data_location == TensorProto.EXTERNAL:
-        return b"".join(rest)
-    proto.data_location = TensorProto.EXTERNAL
-    del proto.external_data[:]
-    for key, value in (("location", location), ("offset", str(raw[0])), ("length", str(raw[1]))):
-        proto.external_data.add(key=key, value=value)
-    return proto.SerializeToString()
-
-
-def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(tag, start, start of the content, end) of each field of the message in data[at:end]."""
-    while at < end:
-        start = at
-        tag, body = _varint(data, at, end)
-        wire = tag & 7
-        if wire == 2:
-            size, body = _varint(data, body, end)
-            at = body + size
-        elif wire == 0:
-            _, at = _varint(data, body, end)
-        elif wire in (1, 5):
-            at = body + (8 if wire == 1 else 4)
-        else:
-            raise ValueError(f"wire type {wire}")
-        if at > end:
-            raise ValueError("a field is longer than its message")
-        yield tag, start, body, at
-
-
-def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError("a number does not end")
-
-
-def _write_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+def _in_place(model: ModelSource) -> tensor_data.ModelFile | None:
+    """The file or bytes of a model in which its tensors can stay."""
+    limit = limits.current().limits.model_bytes
+    if isinstance(model, bytes):
+        return tensor_data.ModelBytes(model) if SMALL < len(model) <= limit else None
+    if not isinstance(model, (str, os.PathLike)) or not hasattr(mmap.mmap, "madvise"):
+        return None
+    path = Path(model)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer must not block
+        status = os.fstat(file.fileno())
+        plain = stat.S_ISREG(status.st_mode) and SMALL < status.st_size <= limit
+        return tensor_data.ModelFile(path, file) if plain else None
 
 
 def embed(model: ModelProto, folder: Path | None) -> None:

@@ -46,8 +46,8 @@ def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 COPIED = 1 << 22
 """Bytes that are copied from a mapped file before its memory is released."""
 
-INSIDE = "\0"
-"""Is the location of data in the model's own file, in a message from which they were removed; a file cannot have this name."""
+INSIDE = f"\0{os.urandom(8).hex()}"
+"""Is the location of data in the model's own file, in a message from which they were removed; no file can contain it."""
 
 
 class MappedFile(mmap.mmap):
@@ -66,9 +66,12 @@ class ModelFile:
     """A model file that is mapped into memory: its weights are read when they are used.
 
     Attributes:
-        path: its path.
+        path: its path; None for bytes.
         data: its bytes.
     """
+
+    path: Path | None
+    data: MappedFile | memoryview
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -98,6 +101,16 @@ class ModelFile:
         if dtype in _BITS or sys.byteorder != "little":
             return _unpack(self.data[offset : offset + length], dtype, dims)
         return np.frombuffer(self.data, dtype, math.prod(dims), offset).reshape(dims)
+
+
+class ModelBytes(ModelFile):
+    """The bytes of a model in memory, in which its weights stay."""
+
+    def __init__(self, data: bytes) -> None:
+        self.path, self.data = None, memoryview(data)
+
+    def check(self) -> None:
+        """Bytes do not change."""
 
 
 class Maps:
@@ -290,15 +303,10 @@ def _file_of(array: Any) -> MappedFile | None:
     return base.obj if isinstance(base, memoryview) and isinstance(base.obj, MappedFile) else None
 
 
-def in_file(array: np.ndarray) -> bool:
-    """Whether an array is a part of a file that is mapped into memory."""
-    return _file_of(array) is not None
-
-
 def is_mapped(array: np.ndarray) -> bool:
-    """Whether an array is a part of a model file that is mapped into memory."""
-    file = _file_of(array)
-    return file is not None and file.is_model
+    """Whether an array is a part of a mapped model file, or of the bytes of a model: it need not be aligned."""
+    memory, file = _memory_of(array), _file_of(array)
+    return file.is_model if file is not None else isinstance(memory, memoryview) and isinstance(memory.obj, bytes)
 
 
 def release(array: np.ndarray) -> None:
