@@ -11,9 +11,10 @@ import numpy as np
 from ..devices import namespaces
 from ..dtypes import numpy_dtype
 from ..ir.slices import slice_of
+from ..proto.tensor_data import check_of
 from .elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, compute, number, order_of
 from .table import Invalid, Site, kernel, worst
-from .values import ANY, FINITE, NAN, Bound, Value, strides_of
+from .values import ANY, FINITE, NAN, Bound, LazyBuffer, Value, strides_of
 from .views import axes_in, ints
 
 RAISE_BYTES = 1 << 14
@@ -134,17 +135,24 @@ def gather(site: Site, x: Value, indices: Value) -> Value:
     site.require(x.size, "the input is empty")
     y = site.new(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype, finiteness=x.finiteness)
     places = _constant_places(site, indices, size)
-    if places is not None:
-        bind: Callable[[], Bound] = lambda: [(x.array.take, (places, axis, y.array, "clip"))]  # noqa: E731
-    elif y.nbytes <= RAISE_BYTES:
+    source = x.buffer.source if isinstance(x.buffer, LazyBuffer) and axis == 0 and x.contiguous and y.contiguous else None
 
-        def bind() -> Bound:
-            return [(_taken, (x.array.take, indices.array, axis, y.array))]
-    else:
-
-        def bind() -> Bound:
-            i = indices.array
-            return [(_taken_checked, (x.array.take, i, i.view(f"u{i.dtype.itemsize}"), size, axis, y.array))]
+    def bind() -> Bound:
+        calls: list[Any] = []
+        if source is None:
+            take, out = x.array.take, y.array
+        else:  # the rows of a table in a file are read there, as bytes that need not be aligned
+            row = f"V{x.nbytes // size}"
+            take = np.ndarray((size,), row, source, x.offset).take
+            out = np.ndarray(indices.shape, row, y.buffer.memory, y.offset)
+            check = check_of(source)
+            calls += [] if check is None else [(check, ())]
+        i = indices.array
+        if places is not None:
+            return [*calls, (take, (places, axis, out, "clip"))]
+        if y.nbytes <= RAISE_BYTES:
+            return [*calls, (_taken, (take, i, axis, out))]
+        return [*calls, (_taken_checked, (take, i, i.view(f"u{i.dtype.itemsize}"), size, axis, out))]
 
     site.emit(bind, reads=(x, indices), writes=(y,), kernel="numpy.take")
     return y

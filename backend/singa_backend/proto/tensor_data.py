@@ -10,7 +10,7 @@ import re
 import stat
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,11 +55,33 @@ class MappedFile(mmap.mmap):
 
     Attributes:
         is_owned: whether somebody may write to it.
-        is_model: whether it is a model file, whose data need not be aligned.
+        state: that of a model file, whose data need not be aligned.
     """
 
     is_owned = False
-    is_model = False
+    state: FileState | None = None
+
+
+class FileState:
+    """An open file, and its size and time of change."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = open(os.dup(file.fileno()), "rb")  # noqa: SIM115  # closed with the last reference
+        self._before = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns
+
+    def check(self) -> None:
+        """Raise InvalidModel if the file has changed since it was mapped: reading what was cut off would end the process."""
+        if self._now() != self._before:
+            raise InvalidModel(
+                f"{self._path} was overwritten after the model was prepared from it",
+                code="SX110",
+                hint="prepare it again; replace files by renaming, or pass the bytes to prepare",
+            )
 
 
 class ModelFile:
@@ -76,22 +98,11 @@ class ModelFile:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
         self.data = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.data.is_model = True
-        self._file = open(os.dup(file.fileno()), "rb")  # noqa: SIM115  # closed with the last reference
-        self._state = self._now()
-
-    def _now(self) -> tuple[int, int]:
-        status = os.fstat(self._file.fileno())
-        return status.st_size, status.st_mtime_ns
+        self._state = self.data.state = FileState(path, file)
 
     def check(self) -> None:
-        """Raise InvalidModel if the file has changed since it was mapped: reading what was cut off would end the process."""
-        if self._now() != self._state:
-            raise InvalidModel(
-                f"{self.path} was overwritten after the model was prepared from it",
-                code="SX110",
-                hint="prepare it again; replace files by renaming, or pass the bytes to prepare",
-            )
+        """Raise InvalidModel if the file has changed since it was mapped."""
+        self._state.check()
 
     def array(self, proto: TensorProto, dtype: np.dtype[Any], dims: tuple[int, ...]) -> np.ndarray:
         """The array of a tensor whose data are in this file; it cannot be written to, and need not be aligned."""
@@ -306,7 +317,13 @@ def _file_of(array: Any) -> MappedFile | None:
 def is_mapped(array: np.ndarray) -> bool:
     """Whether an array is a part of a mapped model file, or of the bytes of a model: it need not be aligned."""
     memory, file = _memory_of(array), _file_of(array)
-    return file.is_model if file is not None else isinstance(memory, memoryview) and isinstance(memory.obj, bytes)
+    return file.state is not None if file is not None else isinstance(memory, memoryview) and isinstance(memory.obj, bytes)
+
+
+def check_of(array: np.ndarray) -> Callable[[], None] | None:
+    """What checks, before an array is read, that its model file has not changed; None if it is not in one."""
+    file = _file_of(array)
+    return None if file is None or file.state is None else file.state.check
 
 
 def release(array: np.ndarray) -> None:
