@@ -132,10 +132,7 @@ class Session:
             name: its name.
             value: a value of the device.
         """
-        held = self._executor.states[id(self.graph)]
-        slot = self.graph.initializers[name].slot
-        held[[s for s, _ in held].index(slot)] = (slot, value)
-        self._executor.forget_records()
+        self._executor.replace(self.graph.initializers[name].slot, value)
         self._fixed.add(id(value))
         self.forget_plans()
 

@@ -369,6 +369,14 @@ def test_threads_make_the_tensors_of_a_model_once(tmp_path: Path, monkeypatch: p
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: rep.imported.parameters, range(8)))
     assert len({id(p) for p in found}) == 1
+    inputs = inputs_of(convolutions())
+    for seed in range(4):
+        rep = sonnx.prepare(saved(convolutions(), tmp_path, monkeypatch, seed))
+        tasks = [lambda rep=rep: rep.imported.parameters, *[lambda rep=rep: rep.run(inputs, validate=True)] * 3]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda task: task(), tasks))  # definitions copy the same weights
+        own = {id(t._data) for t in rep.imported.tensors().values()}
+        assert own == {id(a) for held in rep._session.states.values() for _, a in held}
     with pytest.raises(InvalidModel, match="was overwritten after the model was prepared") as error:
         path = saved(convolutions(), tmp_path, monkeypatch, 1)
         rep = sonnx.prepare(path)

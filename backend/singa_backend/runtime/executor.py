@@ -56,6 +56,7 @@ class Executor:
         self.replaced: Mapping[int, int] | None = None
         self.file: ModelFile | None = None
         self._loaded = self._has_bodies = False
+        self._changing = threading.Lock()  # is held while initializers are replaced
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
@@ -183,12 +184,20 @@ class Executor:
                     self.place(body)
         self._has_bodies = True
         if self.file is not None and not self._loaded:
-            self.file.check()
-            self._states = {
-                key: [(slot, copied(a) if isinstance(a, np.ndarray) and is_mapped(a) else a) for slot, a in held]
-                for key, held in self._states.items()
-            }
-            self._loaded = True
+            with self._changing:
+                self.file.check()
+                self._states = {
+                    key: [(slot, copied(a) if isinstance(a, np.ndarray) and is_mapped(a) else a) for slot, a in held]
+                    for key, held in self._states.items()
+                }
+                self._loaded = True
+
+    def replace(self, slot: int, value: Any) -> None:
+        """Compute with another value of an initializer of the main graph from now on."""
+        with self._changing:
+            held = self._states[id(self.graph)]
+            held[[s for s, _ in held].index(slot)] = (slot, value)
+        self.forget_records()
 
     def with_states(self, values: dict[str, Any]) -> Executor:
         """An executor of the same graph with these device values, by name, as initializers of the main graph."""
