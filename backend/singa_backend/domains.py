@@ -1,23 +1,85 @@
-"""The domains whose operators are declared when something first needs them, because that takes time.
+"""Tables that modules fill when something first needs an entry, because an import of all of them takes time.
 
-An import of the package alone names their modules; `load_domain` imports one, and the module notes when it has declared all.
+`families.txt` lists the modules and what each adds to a table, which `tests/operators/test_families.py` compares with the modules.
+An import of the package alone reads it (`_lazy`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
 from importlib import import_module
+from typing import TypeAlias, TypeVar
 
-waiting: dict[str, str] = {}
-"""Domain -> the module that declares its operators, until that module has been imported."""
+Key: TypeAlias = tuple[str, str]
+"""A domain and the name of an operator."""
+V = TypeVar("V")
+
+listed: dict[str, dict[Key, list[str]]] = {}
+"""Table -> key -> the modules that add to its entry, in the order of the list."""
+
+
+class Families(MutableMapping[Key, V]):
+    """A table of operators that families of modules fill: the first use of a key imports its modules, an iteration imports all.
+
+    A key waits until its modules are imported, so another thread waits with it (for Python's lock of the module).  A module reads no
+    key that it adds to while it is imported.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._entries: dict[Key, V] = {}
+        self._waiting = dict(listed.get(name, {}))
+        self._modules = listed.get(name, {})
+
+    def present(self, key: Key) -> V | None:
+        """The entry of a key, without an import: for the modules that add to it."""
+        return self._entries.get(key)
+
+    def place(self, key: Key, module: str) -> int:
+        """The position of a module among those that add to a key; those that are not listed are last."""
+        modules = self._modules.get(key, [])
+        return modules.index(module) if module in modules else len(modules)
+
+    def _load(self, key: Key) -> None:
+        for module in self._waiting[key]:
+            try:
+                import_module(module)
+            except BaseException:  # an interrupt, for example: what the module has added would be in the way of its next import
+                for other, modules in self._modules.items():
+                    if module in modules:
+                        self._entries.pop(other, None)
+                raise
+        self._waiting.pop(key, None)
+
+    def __getitem__(self, key: Key) -> V:
+        if key in self._waiting:
+            self._load(key)
+        return self._entries[key]
+
+    def __setitem__(self, key: Key, value: V) -> None:
+        self._entries[key] = value
+
+    def __delitem__(self, key: Key) -> None:
+        del self._entries[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        if self._waiting:
+            for key in list(self._waiting):
+                self._load(key)
+            order = dict.fromkeys([*self._modules, *self._entries])  # whatever was imported first
+            self._entries = {key: self._entries[key] for key in order if key in self._entries}
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+waiting: dict[str, list[str]] = {}
+"""Domain -> the modules that declare its schemas, until they are imported."""
 
 
 def load_domain(domain: str) -> None:
-    """Declare the operators of a domain, if that was put off."""
-    if module := waiting.get(domain):
+    """Declare the schemas of a domain, if that was put off."""
+    for module in waiting.get(domain, ()):
         import_module(module)  # which waits for another thread that imports it
-
-
-def declared(module: str) -> None:
-    """Note that a module has declared all its operators."""
-    for domain in [d for d, m in waiting.items() if m == module]:
-        waiting.pop(domain, None)
+    waiting.pop(domain, None)

@@ -16,11 +16,10 @@ from singa_backend.backend import Outputs, model_of
 from singa_backend.errors import InvalidInput, check_keywords
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.interpreters.builder import attribute_proto
-from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.proto import tensor_data
 from singa_backend.proto.load import ModelSource
-from singa_backend.proto.schemas import public_domain
+from singa_backend.proto.schemas import public_domain, schemas
 
 from .._core.tensor import Tensor, op
 from ..device import Device, DeviceLike
@@ -393,9 +392,9 @@ def get_op(onnx_node: NodeProto | OnnxNode, opset_version: int = SingaBackend._o
 
 
 def _rename_operators() -> dict[str, str]:
-    """Map the name of every declared ONNX operator to the name of SINGA's class."""
+    """Map the name of every ONNX operator to the name of SINGA's class."""
     capitals = {"Relu": "ReLU", "Selu": "SeLU", "Softmax": "SoftMax", "Softplus": "SoftPlus", "Softsign": "SoftSign"}
-    return {name: capitals.get(name, name) for domain, name in sorted(declarations) if domain == ""}
+    return {name: capitals.get(name, name) for domain, name in sorted(schemas) if domain == ""}
 
 
 SingaBackend._rename_operators = _rename_operators()

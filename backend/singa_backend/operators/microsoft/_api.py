@@ -9,6 +9,7 @@ from typing import Any
 from ...interpreters.evaluate import computed_by_body
 from ...ir.declaration import Declaration, undeclared
 from ...proto.schemas import LAX, MICROSOFT
+from . import _schemas as _schemas  # declares the schemas, which a declaration needs
 from .._api import BOOL, INT, Array, Host, Ints, Op, V, Version, Wanted, Xp, operator
 
 microsoft: Callable[..., Callable[[Callable[..., Any]], Declaration]] = partial(
