@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
-import singa_backend
+from singa_backend import backend
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import Outputs, model_of
 from singa_backend.errors import InvalidInput, check_keywords
@@ -159,7 +159,7 @@ class _Step:
         return f"<{self._node}>"
 
 
-class SingaRep(singa_backend.SingaRep):
+class SingaRep(backend.SingaRep):
     """A prepared model: `run` takes arrays and returns arrays, or takes Tensors and returns Tensors, recorded in training mode.
 
     Args:
@@ -278,7 +278,7 @@ def _written(t: Tensor) -> Any:
     return t._writes
 
 
-class SingaBackend(singa_backend.SingaBackend):
+class SingaBackend(backend.SingaBackend):
     """ONNX's backend interface; it also accepts the devices and tensors of `singa`."""
 
     _rename_operators: ClassVar[dict[str, str]]
@@ -363,7 +363,7 @@ class SingaBackend(singa_backend.SingaBackend):
     @classmethod
     def _onnx_node_to_singa_op(cls, onnx_node: NodeProto | OnnxNode, opset_version: int = _opset_version) -> Any:
         """Make an operator of a node, which is checked as a model is; see `get_op`."""
-        return _NodeOperator(singa_backend.SingaBackend.prepare(model_of(_proto(onnx_node), opset_version)).graph.nodes[0])
+        return _NodeOperator(backend.SingaBackend.prepare(model_of(_proto(onnx_node), opset_version)).graph.nodes[0])
 
 
 def get_op(onnx_node: NodeProto | OnnxNode, opset_version: int = SingaBackend._opset_version) -> Any:
