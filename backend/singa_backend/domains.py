@@ -1,7 +1,7 @@
 """Tables that modules fill when something first needs an entry, because an import of all of them takes time.
 
-`families.txt` lists the modules and what each adds to a table, which `tests/operators/test_families.py` compares with the modules.
-An import of the package alone reads it (`_lazy`).
+`families.txt` lists the modules and what each adds to a table.  It is generated, and tests/operators/test_families.py compares it
+with the modules.  An import of the package reads only the list (`_lazy`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ listed: dict[str, dict[Key, list[str]]] = {}
 class Families(MutableMapping[Key, V]):
     """A table of operators that families of modules fill: the first use of a key imports its modules, an iteration imports all.
 
-    A key waits until its modules are imported, so another thread waits with it (for Python's lock of the module).  A module reads no
-    key that it adds to while it is imported.
+    A key is listed as waiting until its modules are imported, so that other threads wait too, for Python's lock of the module.
+    While a module is imported, it must not look up keys to which it adds.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,9 +31,9 @@ class Families(MutableMapping[Key, V]):
         self._waiting = dict(listed.get(name, {}))
         self._modules = listed.get(name, {})
 
-    def present(self, key: Key) -> V | None:
-        """The entry of a key, without an import: for the modules that add to it."""
-        return self._entries.get(key)
+    def present(self, key: Key, empty: V) -> V:
+        """The entry of a key, `empty` if there is none, without an import: for the modules that add to it."""
+        return self._entries.get(key, empty)
 
     def place(self, key: Key, module: str) -> int:
         """The position of a module among those that add to a key; those that are not listed are last."""

@@ -209,7 +209,7 @@ _LAZY = {
     **dict.fromkeys(("step_pairs", "to_training_onnx"), "singa._onnx.training_step"),
     **dict.fromkeys(("ExportMismatch", "export_and_check"), "singa._onnx.verify"),
 }
-"""Names whose modules are imported on first use, so that `import singa.sonnx` stays fast; types of values are in `_onnx.types`."""
+"""Names whose modules are imported on first use, so that `import singa.sonnx` stays fast; the others are in `_onnx.types`."""
 
 _OF_BACKEND = ("prepare", "run_model", "run_node", "supports_device", "is_compatible")
 

@@ -527,7 +527,7 @@ def operator(
         if by_body is not None and next(iter(inspect.signature(plain).parameters), "") == "op":
             declaration.composes, declaration.decomposition_rule = True, OperatorRule(plain)
             declaration.body = by_body(declaration, plain)
-        taken = declarations.present((domain, name)) or {}
+        taken = declarations.present((domain, name), {})
         for version in versions:
             if version in taken:
                 raise ValueError(f"{name}-{version} is declared twice: {taken[version].body} and {plain}")

@@ -296,7 +296,7 @@ def kernel(
     def add(body: Body) -> Body:
         key = domain, name
         one = Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions), takes_opaque)
-        table[key] = sorted([*(table.present(key) or ()), one], key=lambda k: (k.rank, table.place(key, k.body.__module__)))
+        table[key] = sorted([*table.present(key, []), one], key=lambda k: (k.rank, table.place(key, k.body.__module__)))
         return body
 
     return add
@@ -312,7 +312,7 @@ def general(*traits: str, on: str) -> Callable[[Body], Body]:
     def add(body: Body) -> Body:
         one = Kernel(body, on, _RANKS[on], frozenset())
         for trait in traits:
-            _general["", trait] = [*(_general.present(("", trait)) or ()), one]
+            _general["", trait] = [*_general.present(("", trait), []), one]
         return body
 
     return add

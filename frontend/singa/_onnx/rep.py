@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
@@ -278,10 +278,19 @@ def _written(t: Tensor) -> Any:
     return t._writes
 
 
+class _ClassNames:
+    """SINGA's name of each ONNX operator, which takes time to list."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> dict[str, str]:
+        """Map the name of every ONNX operator to the name of SINGA's class."""
+        capitals = {"Relu": "ReLU", "Selu": "SeLU", "Softmax": "SoftMax", "Softplus": "SoftPlus", "Softsign": "SoftSign"}
+        return {name: capitals.get(name, name) for domain, name in sorted(schemas) if domain == ""}
+
+
 class SingaBackend(backend.SingaBackend):
     """ONNX's backend interface; it also accepts the devices and tensors of `singa`."""
 
-    _rename_operators: ClassVar[dict[str, str]]
+    _rename_operators = _ClassNames()
 
     _opset_version = 11
     """The opset in which a node without a model is read, if its inputs are Tensors: that of SINGA's documentation."""
@@ -389,12 +398,3 @@ def get_op(onnx_node: NodeProto | OnnxNode, opset_version: int = SingaBackend._o
         >>> y = relu(x)[0]
     """
     return SingaBackend._onnx_node_to_singa_op(onnx_node, opset_version)
-
-
-def _rename_operators() -> dict[str, str]:
-    """Map the name of every ONNX operator to the name of SINGA's class."""
-    capitals = {"Relu": "ReLU", "Selu": "SeLU", "Softmax": "SoftMax", "Softplus": "SoftPlus", "Softsign": "SoftSign"}
-    return {name: capitals.get(name, name) for domain, name in sorted(schemas) if domain == ""}
-
-
-SingaBackend._rename_operators = _rename_operators()
