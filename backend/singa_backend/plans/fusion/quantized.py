@@ -512,10 +512,11 @@ def quantized_sums(edit: PlanRewriter) -> int:
 
     The other one is that of the product that is computed last, so that its kernel can compute the sum too.
     """
-    if not _exact_int8():
+    roots = edit.named("QuantizeLinear")
+    if not roots or not _exact_int8():
         return 0
     count = 0
-    for root in edit.named("QuantizeLinear"):
+    for root in roots:
         y = _quantized(edit, root) if root in edit.graph else None
         call = None if y is None else ir.producer(root.inputs[0])
         relu = None
