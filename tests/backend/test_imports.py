@@ -1,7 +1,7 @@
 """What a first run imports: the operators and kernels of the model, and nothing for training, exports, reports and passes.
 
-The bounds are numbers of modules, not times.  A module that is new in the list belongs into a function, or below a table of families
-(`singa_backend.domains`), unless most runs need it.
+The bounds are numbers of modules, not times.  A module that is new in the list should be imported in a function, or be found by a
+table of families (`singa_backend.domains`), unless most runs need it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ UNUSED = (
     "singa_backend.passes", "singa_backend.quantization", "singa_backend.sweep", "singa_backend.operators.microsoft",
     "singa_backend.plans.profile", "singa_backend.plans.training_profile", "singa_backend.plans.trained",
     "singa_backend.proto.checker", "singa_backend.runtime.origins", "singa_backend.io.archives", "singa_backend.io.documents",
-    "singa_backend.kernels.onednn.backward", "singa_backend.kernels.quantized", "singa_backend.kernels.convolution", "difflib", "html", "multiprocessing", "tomllib",
+    "singa_backend.kernels.onednn.backward", "singa_backend.kernels.quantized", "singa_backend.kernels.convolution",
+    "difflib", "html", "multiprocessing", "tomllib",
 )  # fmt: skip
 """Modules, and folders, of which a first run imports none."""
 
