@@ -30,10 +30,15 @@ class Families(MutableMapping[Key, V]):
         self._entries: dict[Key, V] = {}
         self._waiting = dict(listed.get(name, {}))
         self._modules = listed.get(name, {})
+        self._order = {key: i for i, key in enumerate(self._modules)}
 
     def present(self, key: Key, empty: V) -> V:
         """The entry of a key, `empty` if there is none, without an import: for the modules that add to it."""
         return self._entries.get(key, empty)
+
+    def lists(self, key: Key, module: str) -> bool:
+        """Whether a module is one of the families that add to a key."""
+        return module in self._modules.get(key, ())
 
     def place(self, key: Key, module: str) -> int:
         """The position of a module among those that add to a key; those that are not listed are last."""
@@ -41,14 +46,8 @@ class Families(MutableMapping[Key, V]):
         return modules.index(module) if module in modules else len(modules)
 
     def _load(self, key: Key) -> None:
-        for module in self._waiting[key]:
-            try:
-                import_module(module)
-            except BaseException:  # an interrupt, for example: what the module has added would be in the way of its next import
-                for other, modules in self._modules.items():
-                    if module in modules:
-                        self._entries.pop(other, None)
-                raise
+        for module in self._waiting.get(key, ()):
+            import_module(module)
         self._waiting.pop(key, None)
 
     def __getitem__(self, key: Key) -> V:
@@ -63,15 +62,16 @@ class Families(MutableMapping[Key, V]):
         del self._entries[key]
 
     def __iter__(self) -> Iterator[Key]:
-        if self._waiting:
-            for key in list(self._waiting):
-                self._load(key)
-            order = dict.fromkeys([*self._modules, *self._entries])  # whatever was imported first
-            self._entries = {key: self._entries[key] for key in order if key in self._entries}
-        return iter(self._entries)
+        for key in list(self._waiting):
+            self._load(key)
+        return iter(sorted(self._entries, key=lambda key: self._order.get(key, len(self._order))))  # whatever was imported first
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def clear(self) -> None:
+        """Remove all entries at once."""
+        self._entries.clear()
 
 
 waiting: dict[str, list[str]] = {}

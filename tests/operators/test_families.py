@@ -62,12 +62,16 @@ def test_a_thread_waits_for_the_import_of_another(table: Families[int]) -> None:
     assert seen == [3] * 4
 
 
-def test_an_interrupted_import_leaves_nothing(table: Families[int], tmp_path: Path) -> None:
-    path = tmp_path / "family_one.py"
-    text = path.read_text()
-    path.write_text(text.replace("time.sleep(0.2)", "raise KeyboardInterrupt"))
-    with pytest.raises(KeyboardInterrupt):
-        table["", "B"]
-    assert not table.present(("", "A"), 0)
-    path.write_text(text + "# of another size, so that its bytecode is not that of before\n")
-    assert table["", "A"] == 3
+def test_an_interrupted_import_of_a_family_can_be_repeated() -> None:
+    code = (
+        "import sys\n"
+        "from singa_backend.ir.declaration import Declaration, declarations\n"
+        "flops, Declaration.flops = Declaration.flops, None\n"  # fails after some operators
+        "try:\n    declarations['', 'Softmax']\n"
+        "except TypeError:\n    pass\n"
+        "assert 'singa_backend.operators.activation' not in sys.modules and declarations.present(('', 'Softmax'), {})\n"
+        "Declaration.flops = flops\n"
+        "assert declarations['', 'Softmax'][13].flops_rule and declarations['', 'Gelu'][20].gradient_rule\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

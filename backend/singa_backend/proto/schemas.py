@@ -31,10 +31,10 @@ class _Schemas(MutableMapping[tuple[str, str], dict[int, defs.OpSchema]]):
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
-        self._is_whole = False
+        self._order: dict[tuple[str, str], int] = {}  # of all of onnx, if they have been read
 
     def __getitem__(self, key: tuple[str, str]) -> dict[int, defs.OpSchema]:
-        if key not in self._entries and not self._is_whole and key[0] in _ONNX_DOMAINS and (versions := _history(*key)):
+        if key not in self._entries and not self._order and key[0] in _ONNX_DOMAINS and (versions := _history(*key)):
             return self._entries.setdefault(key, versions)
         return self._entries[key]
 
@@ -45,15 +45,21 @@ class _Schemas(MutableMapping[tuple[str, str], dict[int, defs.OpSchema]]):
         del self._entries[key]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        if not self._is_whole:
+        if not self._order:
             whole: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
             for schema in defs.get_all_schemas_with_history():
                 whole.setdefault((schema.domain, schema.name), {})[schema.since_version] = schema
-            self._entries, self._is_whole = whole | self._entries, True
-        return iter(self._entries)
+            for key, versions in whole.items():
+                self._entries.setdefault(key, versions)
+            self._order = {key: i for i, key in enumerate(whole)}
+        return iter(sorted(self._entries, key=lambda key: self._order.get(key, len(self._order))))  # whatever was read first
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def clear(self) -> None:
+        """Remove all entries at once."""
+        self._entries.clear()
 
 
 def _history(domain: str, name: str) -> dict[int, defs.OpSchema]:
