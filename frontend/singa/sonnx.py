@@ -15,6 +15,7 @@ from singa_backend.errors import InvalidInput, InvalidModel
 from singa_backend.io.files import new_folder, staged
 from singa_backend.io.places import free_name
 from singa_backend.limits import Limits
+from singa_backend.machine import without_collector
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import data_name, locations, locations_in_place, old_data, tensors
 from singa_backend.proto.save import save as write_model
@@ -221,10 +222,10 @@ def __getattr__(name: str) -> Any:
         return create_cuda_gpu() if get_num_gpus() else None
     if name == "cpu_dev":
         value: Any = import_module("singa.device").default_device
-    elif name in _OF_BACKEND:
-        value = getattr(import_module("singa._onnx.rep").SingaBackend, name)
     elif name in __all__:
-        value = getattr(import_module(_LAZY.get(name, "singa._onnx.types")), name)
+        with without_collector():
+            module = import_module("singa._onnx.rep" if name in _OF_BACKEND else _LAZY.get(name, "singa._onnx.types"))
+        value = getattr(module.SingaBackend if name in _OF_BACKEND else module, name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

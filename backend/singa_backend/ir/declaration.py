@@ -478,11 +478,13 @@ def caches_of(domain: str, name: str) -> Mapping[int, int]:
     return {} if declaration is None else declaration.caches
 
 
-def _is_repeated(declaration: Declaration, body: Callable[..., Any]) -> bool:
-    """Whether a family declares a function again, because its first import was interrupted."""
+def _is_taken(declaration: Declaration | None, body: Callable[..., Any]) -> bool:
+    """Whether a version is declared, unless a family declares the same function again because its import was interrupted."""
+    if declaration is None:
+        return False
     old, key = declaration._declared, (declaration.domain, declaration.name)
-    same = (old.__module__, old.__qualname__) == (body.__module__, body.__qualname__)
-    return same and declarations.lists(key, body.__module__)
+    again = (old.__module__, old.__qualname__) == (body.__module__, body.__qualname__)
+    return not (again and declarations.lists(key, body.__module__))
 
 
 def operator(
@@ -536,7 +538,7 @@ def operator(
             declaration.body = by_body(declaration, plain)
         taken = declarations.present((domain, name), {})
         for version in versions:
-            if version in taken and not _is_repeated(taken[version], plain):
+            if _is_taken(taken.get(version), plain):
                 raise ValueError(f"{name}-{version} is declared twice: {taken[version].body} and {plain}")
             if version not in known:
                 where, hint = (domain, ": call declare_schema before") if is_custom(domain) else ("ONNX", "")

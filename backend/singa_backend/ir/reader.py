@@ -20,6 +20,7 @@ from onnx import IR_VERSION, AttributeProto, FunctionProto, GraphProto, ModelPro
 
 from ..errors import InvalidModel, Problem, ResourceExhausted, SonnxError, UnsupportedModel, did_you_mean
 from ..limits import check_nesting, current, ensured
+from ..machine import without_collector
 from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
 from ..proto.schemas import (
@@ -45,7 +46,6 @@ from .gradient import GRADIENT, Gradient
 from .graph import Graph, Node, Value
 from .order import runnable_order
 from .signature import Signature, signature_of
-from .structure import without_collector
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
 from .writer import FORM
