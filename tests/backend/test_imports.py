@@ -7,6 +7,7 @@ table of families (`singa_backend.domains`), unless most runs need it.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,10 +46,14 @@ UNUSED = (
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The modules before the model is prepared, and after its run."""
-    path: Path = tmp_path_factory.mktemp("mlp") / "mlp.onnx"
-    save(parser.parse_model(MLP), path)
-    done = subprocess.run([sys.executable, "-c", FIRST, str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    folder: Path = tmp_path_factory.mktemp("mlp")
+    save(parser.parse_model(MLP), folder / "mlp.onnx")
+    for _ in range(2):  # the first run also makes machine code
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST, str(folder / "mlp.onnx")], env={**os.environ, "XDG_CACHE_HOME": str(folder)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -76,5 +81,5 @@ def test_a_first_run_imports_its_kernels_only(imported: dict[str, list[str]]) ->
 
 
 def test_the_numbers_of_modules(imported: dict[str, list[str]]) -> None:
-    assert len(ours(imported["before"])) <= 23
+    assert len(ours(imported["before"])) <= 24
     assert len(ours(imported["after"])) <= 215
