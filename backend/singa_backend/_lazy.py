@@ -1,4 +1,4 @@
-"""The modules and public names of the package as attributes, imported on first use; the modules that declare operators.
+"""The modules and public names of the package as attributes, imported on first use; the list of families of operators.
 
 The import of `installation` warns of another package `singa`.
 """
@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import get_data
 from typing import Any
 
-from .domains import waiting
+from .domains import listed, waiting
 from .io import installation as installation
 
-waiting.update(
-    {
-        **dict.fromkeys(("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "ai.singa"), "singa_backend.operators"),
-        "com.microsoft": "singa_backend.operators.microsoft",
-    }
-)
+
+def _list_families(text: str) -> None:
+    """Read families.txt: table|module|domain|names, of which the table `schemas` has no names."""
+    for line in text.splitlines():
+        table, module, domain, names = line.split("|")
+        for name in names.split():
+            listed.setdefault(table, {}).setdefault((domain, name), []).append(f"singa_backend.{module}")
+        if table == "schemas":
+            waiting.setdefault(domain, []).append(f"singa_backend.{module}")
+
+
+_list_families((get_data(__name__, "families.txt") or b"").decode())  # also from an archive
 
 
 def __getattr__(name: str) -> Any:

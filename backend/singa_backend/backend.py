@@ -30,7 +30,6 @@ from .kernels.options import options as plan_options
 from .kernels.table import Options
 from .limits import Budget, Flag, Limits, check_number, spend
 from .plans.open.caches import shows_cache
-from .plans.profile import Profile
 from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
 from .proto.source import ModelFiles, changed, check_files
@@ -38,11 +37,12 @@ from .proto.tensor_data import Maps, ModelFile
 from .proto.values import Value
 from .rendering import TEXT, html, printable
 from .runtime.feeds import convert_input, overlaps_itself
-from .runtime.origins import NonFinite, Watch
 from .session import Session
 
 if TYPE_CHECKING:
     from .adapters.files import AdapterSource
+    from .plans.profile import Profile
+    from .runtime.origins import Watch
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
@@ -470,6 +470,8 @@ class SingaRep(BackendRep):
             found = outputs if to_host else Outputs(device.get_all(outputs), names)
             watch.finish(found)
             if watch.origin:
+                from .runtime.origins import NonFinite
+
                 raise NonFinite.of(watch.origin, found)
         return outputs
 
@@ -528,6 +530,8 @@ class SingaRep(BackendRep):
         return None
 
     def _watch(self, feeds: Sequence[Any], replaced: Mapping[str, Any]) -> Watch:
+        from .runtime.origins import Watch  # only runs with `validate` need it
+
         session = self._session
         session.load()
         named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(replaced)

@@ -21,7 +21,6 @@ docs/errors.md lists all codes.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -229,6 +228,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     Returns:
         A clause with the closest candidate; "" if none is close.
     """
+    import difflib  # only messages need it
+
     close = difflib.get_close_matches(name, list(candidates), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

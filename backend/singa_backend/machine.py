@@ -225,3 +225,15 @@ def _busy(statistics: Path, numbers: Sequence[int]) -> int:
     lines = {words[0]: [int(w) for w in words[1:]] for words in map(str.split, statistics.read_text().splitlines()) if words}
     times = [lines[f"cpu{n}"] for n in numbers]
     return sum(t[0] + t[1] + t[2] + t[5] + t[6] + t[7] for t in times)  # not: idle, waiting for a disk, and guests, counted above
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """A context in which Python's cyclic collector does not run: what is read or imported has no garbage."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

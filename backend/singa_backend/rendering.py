@@ -12,7 +12,6 @@ What a model contains is data: it may have markup, terminal control sequences, o
 
 from __future__ import annotations
 
-import html as _html
 import json
 import re
 from typing import Any
@@ -71,7 +70,9 @@ def html(text: object, limit: int = NAME) -> str:
     Returns:
         The printable text with entities in place of markup.
     """
-    return _html.escape(printable(text, limit), quote=True)
+    from html import escape  # only pages need it
+
+    return escape(printable(text, limit), quote=True)
 
 
 def xml(text: object, limit: int = TEXT) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import operators as operators  # declared before the time of a run begins
 from .devices.device import Device
 from .ir.graph import Graph, Node
 from .ir.variants import with_inputs
@@ -17,11 +16,13 @@ from .limits import Budget, Limits
 from .plans.flat import NotFlat
 from .plans.open.caches import Receivers
 from .plans.planner import Planner, UseDefinitions
-from .plans.profile import Profile, profile
 from .plans.trace import Mismatch
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer
 from .runtime.feeds import holds_strings, ids_of, owned_copy
+
+if TYPE_CHECKING:
+    from .plans.profile import Profile
 
 REPLACEMENTS = 4
 """The number of sets of replaced initializers that have separate plans at the same time."""
@@ -398,6 +399,8 @@ class Session:
             planner: Planner | UseDefinitions = session
         else:
             planner = session._current(weights)
+        from .plans.profile import profile  # 10 ms, which a run without a profile does not need
+
         return profile(
             self.graph, self._executor, planner, values, inputs, replaced, options=self.options, runs=runs, budget=budget,
             run=run, part=part,

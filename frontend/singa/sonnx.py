@@ -8,66 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from onnx import ModelProto
-from onnx.external_data_helper import convert_model_to_external_data
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, InvalidModel
 from singa_backend.io.files import new_folder, staged
 from singa_backend.io.places import free_name
 from singa_backend.limits import Limits
+from singa_backend.machine import without_collector
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import data_name, locations, locations_in_place, old_data, tensors
 from singa_backend.proto.save import save as write_model
-
-from ._onnx.custom_exporters import exporter
-from ._onnx.export import convert, export, to_onnx
-from ._onnx.export_options import ExportReport
-from ._onnx.frontend import SingaFrontend
-from ._onnx.graph_function import GraphFunction, graph
-from ._onnx.graph_operators import Operators, op
-from ._onnx.graph_values import Value
-from ._onnx.lora import lora
-from ._onnx.model import SONNXModel
-from ._onnx.operators import Operator, define_operator, register_operator
-from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op
-from ._onnx.training_step import step_pairs, to_training_onnx
-from ._onnx.types import (
-    BFloat16,
-    Bool,
-    Complex64,
-    Complex128,
-    Double,
-    Float,
-    Float4E2M1,
-    Float6E2M3,
-    Float6E3M2,
-    Float8E4M3FN,
-    Float8E4M3FNUZ,
-    Float8E5M2,
-    Float8E5M2FNUZ,
-    Float8E8M0,
-    Float16,
-    Int2,
-    Int4,
-    Int8,
-    Int16,
-    Int32,
-    Int64,
-    OptionalType,
-    SequenceType,
-    String,
-    TensorType,
-    UInt2,
-    UInt4,
-    UInt8,
-    UInt16,
-    UInt32,
-    UInt64,
-)
-from ._onnx.verify import ExportMismatch, export_and_check
-from .device import Device, create_cuda_gpu, default_device, get_num_gpus
 
 if TYPE_CHECKING:
     from singa_backend.debug import bisect, compare, reduce
@@ -80,6 +31,63 @@ if TYPE_CHECKING:
     from ._generation.empty_caches import decoder_inputs
     from ._generation.generator import GeneratedText, GeneratedTexts, Generator
     from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
+    from ._onnx.custom_exporters import exporter
+    from ._onnx.export import convert, export, to_onnx
+    from ._onnx.export_options import ExportReport
+    from ._onnx.frontend import SingaFrontend
+    from ._onnx.graph_function import GraphFunction, graph
+    from ._onnx.graph_operators import Operators, op
+    from ._onnx.graph_values import Value
+    from ._onnx.lora import lora
+    from ._onnx.model import SONNXModel
+    from ._onnx.operators import Operator, define_operator, register_operator
+    from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op
+    from ._onnx.training_step import step_pairs, to_training_onnx
+    from ._onnx.types import (
+        BFloat16,
+        Bool,
+        Complex64,
+        Complex128,
+        Double,
+        Float,
+        Float4E2M1,
+        Float6E2M3,
+        Float6E3M2,
+        Float8E4M3FN,
+        Float8E4M3FNUZ,
+        Float8E5M2,
+        Float8E5M2FNUZ,
+        Float8E8M0,
+        Float16,
+        Int2,
+        Int4,
+        Int8,
+        Int16,
+        Int32,
+        Int64,
+        OptionalType,
+        SequenceType,
+        String,
+        TensorType,
+        UInt2,
+        UInt4,
+        UInt8,
+        UInt16,
+        UInt32,
+        UInt64,
+    )
+    from ._onnx.verify import ExportMismatch, export_and_check
+    from .device import Device, default_device
+
+    prepare = SingaBackend.prepare
+    run_model = SingaBackend.run_model
+    run_node = SingaBackend.run_node
+    supports_device = SingaBackend.supports_device
+    is_compatible = SingaBackend.is_compatible
+    cpu_dev = default_device
+    """The CPU."""
+    gpu_dev: Device | None
+    """The first GPU, or None."""
 
 __all__ = [
     "BFloat16",
@@ -179,43 +187,53 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("bisect", "compare", "reduce"), "singa_backend.debug"),
     **dict.fromkeys(("check", "inspect", "trainable_report"), "singa_backend.inspection"),
-    "decoder_inputs": "singa._generation.empty_caches",
-    **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
     **dict.fromkeys(("ReplacedHead", "replace_head"), "singa_backend.passes.head"),
     **dict.fromkeys(("quantization_errors", "quantize", "quantize_weights"), "singa_backend.quantization"),
+    "decoder_inputs": "singa._generation.empty_caches",
+    **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     **dict.fromkeys(
         ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"
     ),
+    "exporter": "singa._onnx.custom_exporters",
+    **dict.fromkeys(("convert", "export", "to_onnx"), "singa._onnx.export"),
+    "ExportReport": "singa._onnx.export_options",
+    "SingaFrontend": "singa._onnx.frontend",
+    **dict.fromkeys(("GraphFunction", "graph"), "singa._onnx.graph_function"),
+    **dict.fromkeys(("Operators", "op"), "singa._onnx.graph_operators"),
+    "Value": "singa._onnx.graph_values",
+    "lora": "singa._onnx.lora",
+    "SONNXModel": "singa._onnx.model",
+    **dict.fromkeys(("Operator", "define_operator", "register_operator"), "singa._onnx.operators"),
+    **dict.fromkeys(("OnnxAttributes", "OnnxNode", "SingaBackend", "SingaRep", "get_op"), "singa._onnx.rep"),
+    **dict.fromkeys(("step_pairs", "to_training_onnx"), "singa._onnx.training_step"),
+    **dict.fromkeys(("ExportMismatch", "export_and_check"), "singa._onnx.verify"),
 }
-"""Names whose modules are imported on first use, so that `import singa.sonnx` stays fast."""
+"""Names whose modules are imported on first use, so that `import singa.sonnx` stays fast; the others are in `_onnx.types`."""
 
-
-cpu_dev = default_device
-"""The CPU."""
-
-gpu_dev: Device | None
-"""The first GPU, or None."""
+_OF_BACKEND = ("prepare", "run_model", "run_node", "supports_device", "is_compatible")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "gpu_dev":  # not at the import, because it starts CUDA
+    if name == "gpu_dev":  # never kept, because it starts CUDA
+        from .device import create_cuda_gpu, get_num_gpus
+
         return create_cuda_gpu() if get_num_gpus() else None
-    if name not in _LAZY:
+    if name == "cpu_dev":
+        value: Any = import_module("singa.device").default_device
+    elif name in __all__:
+        with without_collector():
+            module = import_module("singa._onnx.rep" if name in _OF_BACKEND else _LAZY.get(name, "singa._onnx.types"))
+        value = getattr(module.SingaBackend if name in _OF_BACKEND else module, name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "gpu_dev"})
-
-
-prepare = SingaBackend.prepare
-run_model = SingaBackend.run_model
-run_node = SingaBackend.run_node
-supports_device = SingaBackend.supports_device
-is_compatible = SingaBackend.is_compatible
+    return sorted({*globals(), *__all__})
 
 
 def load(path: str | os.PathLike[str]) -> ModelProto:
@@ -254,6 +272,9 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
         InvalidInput: the file cannot be written (SX351).
         InvalidModel: the model refers to external data that were not loaded with it and are not next to the target (SX105).
     """
+    import onnx
+    from onnx.external_data_helper import convert_model_to_external_data
+
     with staged(path, overwrite=True) as stage:
         name, home = stage.target.name, stage.target.parent
         if kwargs.pop("save_as_external_data", False):

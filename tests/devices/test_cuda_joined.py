@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from singa_backend import Limits, SingaBackend
 from singa_backend.errors import OperatorError, ResourceExhausted
 from singa_backend.ir.run_order import run_order
-from singa_backend.runtime import executor
+from singa_backend.runtime import joined
 from singa_backend.runtime.alike import Alike, gather
 from singa_backend.runtime.joined import Joined, join
 
@@ -274,7 +274,7 @@ def test_threads_have_one_form_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> No
         start.wait(10)  # every thread makes a form
         return made
 
-    monkeypatch.setattr(executor, "join", slow)
+    monkeypatch.setattr(joined, "join", slow)
     with ThreadPoolExecutor(8) as pool:
         forms = list(pool.map(lambda _: one.joined(one.graph), range(8)))
     assert len({id(form) for form in forms}) == 1

@@ -168,7 +168,7 @@ def test_the_model_has_the_names_types_and_text_of_the_function() -> None:
 
 
 def test_every_element_type_of_onnx_has_a_name() -> None:
-    made = {t.dtype: n for n, t in vars(sonnx).items() if isinstance(t, TensorType)}
+    made = {t.dtype: n for n in sonnx.__all__ if isinstance(t := getattr(sonnx, n), TensorType)}
     codes = {c for n, c in onnx.TensorProto.DataType.items() if n != "UNDEFINED"}
     assert {t["N"].to_proto().tensor_type.elem_type for t in map(TensorType, made)} == codes
     assert all(onnx.TensorProto.DataType.Value(n.upper()) in codes for n in made.values())

@@ -31,8 +31,9 @@ from onnx import helper
 
 from singa_backend import Limits, SingaBackend, SonnxError
 from singa_backend.elementwise import compile as machine_code
+from singa_backend.ir.declaration import declarations
+from singa_backend.kernels.table import gradient_kernels, table
 from singa_backend.limits import Budget, spend
-from singa_backend.proto.schemas import MICROSOFT, load_domain
 
 PATIENCE = 10.0
 """Seconds after which a child hangs."""
@@ -41,7 +42,7 @@ SYSTEM = ("/proc/loadavg", "/proc/cpuinfo")  # who else uses the cores, if a run
 KEPT = str(machine_code.folder().parent)  # the user's cache of machine code
 
 
-load_domain(MICROSOFT)  # a refusal may look there, which imports modules
+FAMILIES = [len(entries) for entries in (declarations, table, gradient_kernels)]  # imports all, so that no child must
 
 
 def main() -> None:

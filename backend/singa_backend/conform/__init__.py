@@ -1,3 +1,1 @@
 """Runs ONNX's own test suite against a backend: cases, verdicts, known gaps with reasons, and the support report."""
-
-from .. import operators as operators

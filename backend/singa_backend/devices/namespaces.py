@@ -36,7 +36,7 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
-from . import composed, fused, graphs, products, spatial, sums
+from . import composed, fused, graphs, spatial
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
@@ -159,10 +159,14 @@ class Namespace(ABC):
 
     def sum_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = False) -> Array:
         """The sum over `axes`, which are counted from the front, in the dtype of x."""
+        from . import sums  # plans have kernels for most sums
+
         return sums.total(self, x, axes, keepdims)
 
     def running_sum(self, x: Array, axis: int) -> Array:
         """The sum of the elements up to each one along an axis, which is counted from the front, in the dtype of x."""
+        from . import sums
+
         return sums.running(self, x, axis)
 
     def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
@@ -426,10 +430,14 @@ class CupyNamespace(Namespace):
     def matmul(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """As CuPy's, without arrays of pointers and copies of transposed operands where cuBLAS needs none."""
         limits.current().admit(*SIZES["matmul"](a, b, out))
+        from . import products  # of CUDA only
+
         return products.matmul(self.module, a, b, out)
 
     def einsum(self, equation: str, *xs: Array, optimize: bool = False) -> Array:
         """As CuPy's, whose products are those of `matmul`."""
+        from . import products
+
         return products.einsum(self, equation, xs) if len(xs) > 1 else self.module.einsum(equation, *xs)
 
     def erf(self, x: Array) -> Array:

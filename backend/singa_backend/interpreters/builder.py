@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TypeProto, helper, numpy_helper
@@ -24,7 +25,6 @@ from ..ir.signature import signature_of
 from ..ir.variants import copied
 from ..limits import content_bytes
 from ..proto import save, tensor_data
-from ..proto.checker import Patience
 from ..proto.messages import FreshNames
 from ..proto.schemas import ANY_OPSET, newest, opset_of_file, schema_version, schemas, type_strings
 from ..proto.values import Value as Declared
@@ -33,6 +33,9 @@ from ..runtime.executor import Executor
 from .base import Example, Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
+
+if TYPE_CHECKING:
+    from ..proto.checker import Patience
 
 _FOLD = 4096
 """Maximum number of elements of a folded constant."""
@@ -115,7 +118,6 @@ class GraphBuilder(Interpreter[Symbol]):
         self._inner: dict[Value, Value] = {}  # for each value of an outer graph the one that stands for it
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
-        self._patience = Patience()
         self._folding = limits.Budget(_FOLDING)
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
@@ -131,6 +133,12 @@ class GraphBuilder(Interpreter[Symbol]):
     def imported(self, domain: str) -> int:
         """The version of a domain in this graph; the newest for a domain that is not imported yet."""
         return self.opset if domain == "" else self.domains.get(domain, ANY_OPSET)
+
+    @cached_property
+    def _patience(self) -> Patience:
+        from ..proto.checker import Patience  # only exports need onnx's inference
+
+        return Patience()
 
     @property
     def patience(self) -> Patience:

@@ -7,7 +7,7 @@ It also returns the message of what is wrong with a call that is not valid, whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from onnx import AttributeProto, TypeProto, helper, numpy_helper
@@ -18,9 +18,11 @@ from ..ir.graph import Graph, Node, Value
 from ..ir.shapes import FAILURES, FRESH, Dim, Known, Shape, Unsure, is_fresh
 from ..ir.signature import parameter, signature_of
 from ..ir.writer import graph_message, node_message
-from ..proto.checker import Patience, infer_node
 from ..proto.schemas import is_custom, schema_version, schemas
 from ..proto.values import is_complete
+
+if TYPE_CHECKING:
+    from ..proto.checker import Patience
 
 _MOST = (1 << 63) - 1
 """The largest size that a file can hold."""
@@ -293,6 +295,8 @@ def _of_onnx(scope: TypeScope, node: Node, symbols: Sequence[Typed | None], vers
         outer = {v.name: scope.type_of(x) for v, x in list(scope.captured.items())} | {s.name: s.type for s in scope.inputs}
         known = {n: t for n, t in outer.items() if t is not None} | known
     message = node_message(node, scope.ir, body=graph_message)
+    from ..proto.checker import infer_node  # only exports need onnx's inference
+
     answer = infer_node(message, version, known, data, scope.opset, scope.patience)
     if answer.contradiction:
         scope.contradicted(node, answer.contradiction)

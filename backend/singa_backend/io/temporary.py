@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SonnxError
-from .documents import parse_document
 from .places import NO_LINK
 
 try:
@@ -178,6 +177,8 @@ def _read_journal(lock: int) -> tuple[str, dict[str, Any], dict[str, Any]] | Non
     with open(os.dup(lock), "rb") as file:
         text = file.read(1 << 24).partition(b"\n")[2]
     try:
+        from .documents import parse_document  # only a journal of an interrupted program needs it
+
         journal = parse_document(text, "a journal", "SX351")
         placed, stale = ({_place(n): v.sequence() for n, v in journal[key].items()} for key in ("placed", "stale"))
         return _place(journal["main"].text()), placed, stale

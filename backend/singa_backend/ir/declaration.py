@@ -79,7 +79,7 @@ from onnx import defs
 
 from .. import dtypes
 from ..devices.namespaces import Xp
-from ..domains import load_domain, waiting
+from ..domains import Families
 from ..errors import InvalidInput, OperatorError
 from ..proto.schemas import is_custom, schemas
 from .shapes import RULES_OF_TRAITS, DtypesRule, ShapesRule, SizesRule
@@ -453,17 +453,15 @@ def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
 
 # --- the registry ---------------------------------------------------------------------------------------------------
 
-declarations: dict[tuple[str, str], dict[int, Declaration]] = {}
+declarations: Families[dict[int, Declaration]] = Families("declarations")
 """(domain, name) -> schema version -> its declaration."""
 
-undeclared: dict[tuple[str, str], str] = {}
+undeclared: Families[str] = Families("undeclared")
 """(domain, name) -> why an operator that has a schema is not declared, and what can be done."""
 
 
 def newest_declaration(domain: str, name: str) -> Declaration | None:
     """The declaration of an operator's newest version; None if the operator is not declared."""
-    if domain in waiting:
-        load_domain(domain)
     known = declarations.get((domain, name))
     return known[max(known)] if known else None
 
@@ -478,6 +476,15 @@ def caches_of(domain: str, name: str) -> Mapping[int, int]:
     """The inputs of an operator that hold a past, each with the output that is the present."""
     declaration = newest_declaration(domain, name)
     return {} if declaration is None else declaration.caches
+
+
+def _is_taken(declaration: Declaration | None, body: Callable[..., Any]) -> bool:
+    """Whether a version is declared, unless a family declares the same function again because its import was interrupted."""
+    if declaration is None:
+        return False
+    old, key = declaration._declared, (declaration.domain, declaration.name)
+    again = (old.__module__, old.__qualname__) == (body.__module__, body.__qualname__)
+    return not (again and declarations.lists(key, body.__module__))
 
 
 def operator(
@@ -529,9 +536,9 @@ def operator(
         if by_body is not None and next(iter(inspect.signature(plain).parameters), "") == "op":
             declaration.composes, declaration.decomposition_rule = True, OperatorRule(plain)
             declaration.body = by_body(declaration, plain)
-        taken = declarations.get((domain, name), {})
+        taken = declarations.present((domain, name), {})
         for version in versions:
-            if version in taken:
+            if _is_taken(taken.get(version), plain):
                 raise ValueError(f"{name}-{version} is declared twice: {taken[version].body} and {plain}")
             if version not in known:
                 where, hint = (domain, ": call declare_schema before") if is_custom(domain) else ("ONNX", "")
@@ -540,7 +547,7 @@ def operator(
         for what, found, allowed in (("trait", traits, list(TRAITS)), ("setting", settings, inputs)):
             if unknown := sorted(set(found) - set(allowed)):
                 raise ValueError(f"a {what} of {declaration} must be one of {', '.join(allowed)}, got {unknown[0]!r}")
-        declarations.setdefault((domain, name), {}).update(dict.fromkeys(versions, declaration))
+        declarations[domain, name] = {**taken, **dict.fromkeys(versions, declaration)}
         return declaration
 
     return declare

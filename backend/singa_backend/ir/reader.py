@@ -19,8 +19,8 @@ import numpy as np
 from onnx import IR_VERSION, AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
 
 from ..errors import InvalidModel, Problem, ResourceExhausted, SonnxError, UnsupportedModel, did_you_mean
-from ..io.documents import parse_document
 from ..limits import check_nesting, current, ensured
+from ..machine import without_collector
 from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
 from ..proto.schemas import (
@@ -46,7 +46,6 @@ from .gradient import GRADIENT, Gradient
 from .graph import Graph, Node, Value
 from .order import runnable_order
 from .signature import Signature, signature_of
-from .structure import without_collector
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
 from .writer import FORM
@@ -169,6 +168,8 @@ def _marked(model: ModelProto) -> frozenset[str]:
     """The initializers that the metadata list as parameters; none if the entry has another form."""
     for entry in model.metadata_props:
         if entry.key == PARAMETERS:
+            from ..io.documents import parse_document  # few models have the entry
+
             with suppress(SonnxError):
                 names = parse_document(
                     entry.value, PARAMETERS, "SX107", most=len(entry.value), values=len(entry.value)

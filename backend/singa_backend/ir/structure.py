@@ -6,29 +6,16 @@ defines is in the `captured` of the outermost graph.  `check_messages` must have
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from ..errors import InvalidModel
+from ..machine import without_collector
 from ..proto.messages import TRAINING_GRADIENT
 from ..proto.schemas import plain_domain
 from .graph import Graph, Node, Value
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """A context in which Python's cyclic collector does not run: what is read has no garbage."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def read_structure(

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from ..domains import Families
 from ..ir.declaration import newest_declaration
 from ..ir.gradient import GRADIENT
 from ..ir.graph import Graph
@@ -270,7 +271,7 @@ class Kernel:
         return f"{self.on}.{self.body.__name__}"
 
 
-table: dict[tuple[str, str], list[Kernel]] = {}
+table: Families[list[Kernel]] = Families("kernels")
 """(domain, operator) -> its kernels, in the order in which they are tried."""
 
 _RANKS = {"view": 0, "machine": 1, "onednn": 2, "numpy": 4}
@@ -293,23 +294,25 @@ def kernel(
         raise ValueError(f"the library of a kernel must be one of {', '.join(_RANKS)}, got {on!r}")
 
     def add(body: Body) -> Body:
-        found = table.setdefault((domain, name), [])
-        found.append(Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions), takes_opaque))
-        found.sort(key=lambda k: k.rank)
+        key = domain, name
+        one = Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions), takes_opaque)
+        table[key] = sorted([*table.present(key, []), one], key=lambda k: (k.rank, table.place(key, k.body.__module__)))
         return body
 
     return add
 
 
-_general: list[tuple[frozenset[str], Kernel]] = []
-"""Kernels of all operators with one of some traits."""
+_general: Families[list[Kernel]] = Families("general kernels")
+"""("", trait) -> kernels of all operators with the trait."""
 
 
 def general(*traits: str, on: str) -> Callable[[Body], Body]:
     """Add a function that computes the operators with one of these traits, or refuses."""
 
     def add(body: Body) -> Body:
-        _general.append((frozenset(traits), Kernel(body, on, _RANKS[on], frozenset())))
+        one = Kernel(body, on, _RANKS[on], frozenset())
+        for trait in traits:
+            _general["", trait] = [*_general.present(("", trait), []), one]
         return body
 
     return add
@@ -354,7 +357,7 @@ class GradientKernel:
         return None if any(dy is not None and i not in read for i, dy in enumerate(dys)) else values
 
 
-gradient_kernels: dict[tuple[str, str], GradientKernel] = {}
+gradient_kernels: Families[GradientKernel] = Families("gradient kernels")
 """(domain, operator) -> what the gradient kernel of the operator needs."""
 
 
@@ -403,7 +406,7 @@ def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
     modern = declared is None or version >= declared.meaning_since
     found = [k for k in table.get((domain, name), ()) if (version in k.versions if k.versions else modern)]
     if declared is not None and domain not in (GRADIENT, TRAINING):
-        found += [k for traits, k in _general if not traits.isdisjoint(declared.traits)]
+        found += dict.fromkeys(k for trait in sorted(declared.traits) for k in _general.get(("", trait), ()))
         found.sort(key=lambda k: k.rank)
     return found
 

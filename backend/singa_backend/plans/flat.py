@@ -15,9 +15,9 @@ import numpy as np
 from ..devices.namespaces import numpy
 from ..ir import graph as ir
 from ..ir.gradient import GRADIENT
-from ..ir.structure import without_collector
 from ..ir.versioned import versioned
 from ..kernels.table import TRAINING
+from ..machine import without_collector
 
 MOST = 200_000
 """The maximum number of nodes of a plan: a model whose functions call functions may have more, and runs node by node."""

@@ -21,9 +21,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from .. import dtypes
 from ..errors import InvalidInput, InvalidModel, SonnxError
 from ..io import files, places
-from ..io.archives import read_bytes
 from . import tensor_data
-from .checker import require_valid
 from .messages import graphs
 
 ALIGNED = 4096
@@ -122,8 +120,11 @@ def save(
                 stage.remove_later(old)
         attach_data(model.graph, arrays)
         stage.write(name, model.SerializeToString())
-        if check and (warning := require_valid(model, source)) and warnings is not None:
-            warnings.append(warning)
+        if check:
+            from .checker import require_valid  # starts a child process, which a reader does not need
+
+            if (warning := require_valid(model, source)) and warnings is not None:
+                warnings.append(warning)
         if verify is not None:
             verify(stage / name)
     return written
@@ -156,6 +157,8 @@ def old_data(target: Path) -> set[str]:
 
 def locations_in_place(target: Path) -> set[str]:
     """The files of external data that a model in place refers to; none if there is no model."""
+    from ..io.archives import read_bytes  # it also reads archives
+
     try:
         return set(locations(ModelProto.FromString(read_bytes(target, "SX105")))) if places.is_regular(target) else set()
     except (OSError, SonnxError, DecodeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -20,17 +20,61 @@ def plain_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-schemas: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
-"""(domain, name) -> since-version -> schema: the 659 of onnx 1.23, those that a newer onnx adds, and declared ones."""
-
-_newest: dict[str, int] = {}
-
-for _schema in defs.get_all_schemas_with_history():
-    schemas.setdefault((_schema.domain, _schema.name), {})[_schema.since_version] = _schema
-    _newest[_schema.domain] = max(_newest.get(_schema.domain, 0), _schema.since_version)
-
-_ONNX_DOMAINS = frozenset(domain for domain, _ in schemas)
+_newest = {domain: versions[1] for domain, versions in defs.C.schema_version_map().items()}
+_newest.pop("ai.onnx.training", None)  # a domain without operators
+_ONNX_DOMAINS = frozenset(_newest)
 _NEWEST = defs.onnx_opset_version()
+
+
+class _Schemas(MutableMapping[tuple[str, str], dict[int, defs.OpSchema]]):
+    """A table that asks onnx for the schemas of an operator at its first use, because reading all of them takes 20 ms."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
+        self._order: dict[tuple[str, str], int] = {}  # of all of onnx, if they have been read
+
+    def __getitem__(self, key: tuple[str, str]) -> dict[int, defs.OpSchema]:
+        if key not in self._entries and not self._order and key[0] in _ONNX_DOMAINS and (versions := _history(*key)):
+            return self._entries.setdefault(key, versions)
+        return self._entries[key]
+
+    def __setitem__(self, key: tuple[str, str], value: dict[int, defs.OpSchema]) -> None:
+        self._entries[key] = value
+
+    def __delitem__(self, key: tuple[str, str]) -> None:
+        del self._entries[key]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        if not self._order:
+            whole: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
+            for schema in defs.get_all_schemas_with_history():
+                whole.setdefault((schema.domain, schema.name), {})[schema.since_version] = schema
+            for key, versions in whole.items():
+                self._entries.setdefault(key, versions)
+            self._order = {key: i for i, key in enumerate(whole)}
+        return iter(sorted(self._entries, key=lambda key: self._order.get(key, len(self._order))))  # whatever was read first
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def clear(self) -> None:
+        """Remove all entries at once."""
+        self._entries.clear()
+
+
+def _history(domain: str, name: str) -> dict[int, defs.OpSchema]:
+    """The schemas of one of ONNX's operators, the oldest first; none for a name that ONNX does not have."""
+    versions: dict[int, defs.OpSchema] = {}
+    version = _newest[domain]
+    while version > 0 and defs.has(name, version, domain):
+        schema = defs.get_schema(name, version, domain)
+        versions[schema.since_version] = schema
+        version = schema.since_version - 1
+    return dict(sorted(versions.items()))
+
+
+schemas = _Schemas()
+"""(domain, name) -> since-version -> schema: the 659 of onnx 1.23, those that a newer onnx adds, and declared ones."""
 
 
 def is_custom(domain: str) -> bool:

@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,12 +19,14 @@ from ..ir.graph import Graph, Node
 from ..ir.run_order import RunOrder, run_order
 from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
-from .alike import Alike, AlikePrograms, gather
-from .captured import MOVES, CapturedRun
 from .failures import typed_error, types_of
-from .joined import Joined, join
 from .placement import Placed, Placement
 from .recorded import BodyCall, RunRecord, RunRecorder, RunRecords, signature
+
+if TYPE_CHECKING:
+    from .alike import Alike, AlikePrograms
+    from .captured import CapturedRun
+    from .joined import Joined
 
 _SHORTAGES = frozenset({"SX604", "SX613"})
 """The errors of a run that needs more memory than the limits allow, or than the device has."""
@@ -60,7 +62,11 @@ class Executor:
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
-        self.programs = AlikePrograms(device) if device.xp.joins else None
+        self.programs: AlikePrograms | None = None
+        if device.xp.joins:
+            from .alike import AlikePrograms  # the CPU joins no nodes
+
+            self.programs = AlikePrograms(device)
         self._capturing = threading.Lock()
         self._forms: dict[int, RunOrder] = {}  # id of a graph of _keep -> its program with joined nodes
         self.forget_records()
@@ -109,6 +115,9 @@ class Executor:
             return run_order(graph)
         found = self._forms.get(id(graph))
         if found is None:
+            from .alike import gather
+            from .joined import join
+
             found = self._forms.setdefault(id(graph), gather(join(run_order(graph))))
         return found
 
@@ -321,6 +330,8 @@ class Executor:
             return captured.run(record, visitor, inputs, to_host)
         if not self._capturing.acquire(blocking=False):
             return None
+        from .captured import MOVES, CapturedRun  # the CPU has no graphs
+
         try:
             record.captured = None
             if captured is not None:
@@ -392,10 +403,10 @@ class Visitor:
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors carry its name, operator, dtypes and shapes."""
         try:
-            if node.operator is None and isinstance(node, (Joined, Alike)):
-                return self._together(node, inputs, frame)
             if node.function is not None:
                 return self._inner(node, node.function, inputs, frame)
+            if node.operator is None:
+                return self._together(cast("Joined | Alike", node), inputs, frame)
             try:
                 outputs = self._compute(node, inputs, frame)
             finally:  # also if it failed: an earlier check of this node may be the cause
@@ -529,6 +540,8 @@ class RecordingVisitor(Visitor):
         return outputs
 
     def _together(self, node: Joined | Alike, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        from .joined import Joined
+
         made = super()._together(node, inputs, frame)
         programs = self.executor.programs
         if node is self.node and isinstance(node, Joined):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter, methodcaller
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from ..ir.graph import Node
 from ..ir.run_order import RunOrder
 from ..ir.versioned import VersionedOperator
 from ..limits import Budget
-from .joined import Joined, JoinedProgram, Known
 from .placement import SMALL
+
+if TYPE_CHECKING:
+    from .joined import Joined, JoinedProgram, Known
 
 _KEPT = 16
 """The number of signatures that an executor remembers."""

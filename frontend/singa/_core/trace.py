@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import TypeProto, helper
 
@@ -19,11 +19,12 @@ from singa_backend.errors import SonnxError
 from singa_backend.interpreters.base import Example
 from singa_backend.interpreters.builder import Symbol
 from singa_backend.ir.graph import Node
-from singa_backend.opsets.rule_bodies import ByKernel, RuleBodies
-from singa_backend.opsets.writer import OpsetWriter
 
 from . import provenance
 from .variable import Variable
+
+if TYPE_CHECKING:
+    from singa_backend.opsets.rule_bodies import ByKernel
 
 _HELD = 64
 """The maximum number of elements of a tensor whose value is kept in an export: bounds, ratios, scales."""
@@ -56,6 +57,9 @@ class Trace:
     """
 
     def __init__(self, opset: int, holds: bool = False, by_kernel: ByKernel | None = None) -> None:
+        from singa_backend.opsets.rule_bodies import RuleBodies  # a program that only runs models records nothing
+        from singa_backend.opsets.writer import OpsetWriter
+
         self.writer = OpsetWriter(opset)
         if by_kernel is not None:
             self.writer.bodies = RuleBodies(partial(OpsetWriter, opset), by_kernel)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from singa_backend import SingaBackend, dtypes
+from singa_backend import dtypes
 from singa_backend.autodiff import roles as role
 from singa_backend.autodiff.replay import visit
-from singa_backend.backend import SingaRep, check_last_layers, prepare_rewritten, selected_part, unpickled
+from singa_backend.backend import SingaBackend, SingaRep, check_last_layers, prepare_rewritten, selected_part, unpickled
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.custom import CustomOperator, scoped
@@ -24,10 +24,6 @@ from singa_backend.ir.graph import Graph, Node
 from singa_backend.ir.reader import read
 from singa_backend.ir.run_order import run_order
 from singa_backend.ir.variants import with_states, with_weights
-from singa_backend.opsets.convert import convert as write_again
-from singa_backend.opsets.writer import LEAST, OpsetWriter
-from singa_backend.passes.change_dtype import change_dtype
-from singa_backend.plans.trained import fused_for_training
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
@@ -284,6 +280,8 @@ class Imported:
         state: dict[str, Any] = self.__getstate__()["model"]
         changed = state["changed"]
         if dtype is not None:
+            from singa_backend.passes.change_dtype import change_dtype
+
             proto = self.written()
             change_dtype(proto, dtype)
             made.proto = proto
@@ -300,12 +298,15 @@ class Imported:
 
     def written(self) -> ModelProto:
         """The model with its current values, written from its graph."""
+        from singa_backend.opsets.convert import convert  # a program that only runs models writes none
+        from singa_backend.opsets.writer import LEAST, OpsetWriter
+
         now = {name: t.device.backend.get(t._data) for name, t in self.tensors().items()}
         graph = with_states(self.graph, now)
         opset = max(LEAST, graph.opsets.get("", LEAST))
         writer = OpsetWriter(opset)
         writer.builder.marks_constants = True  # only the parameters are float initializers
-        proto = write_again(graph, opset, writer=writer)
+        proto = convert(graph, opset, writer=writer)
         written = {t.name for t in proto.graph.initializer}  # a parameter that no node reads is not
         proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in now.items() if n not in written)
         return proto
@@ -413,6 +414,8 @@ class Imported:
         numbers = {n: t._data.tobytes() for n, t in every.items() if t._is_constant and n in self.parameters}
         key = graph, types, parameters, numbers
         if self._fusion is None or self._fusion[0] != key:
+            from singa_backend.plans.trained import fused_for_training
+
             constants = {n: backend.get(t._data) for n, t in every.items() if t._is_constant}
             self._fusion = key, fused_for_training(graph, constants, parameters, types) or graph
         return self._fusion[1]

@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
-import singa_backend
-from singa_backend import dtypes
+from singa_backend import backend, dtypes
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import Outputs, model_of
 from singa_backend.errors import InvalidInput, check_keywords
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.interpreters.builder import attribute_proto
-from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.proto import tensor_data
 from singa_backend.proto.load import ModelSource
-from singa_backend.proto.schemas import public_domain
+from singa_backend.proto.schemas import public_domain, schemas
 
 from .._core.tensor import Tensor, op
 from ..device import Device, DeviceLike
@@ -161,7 +159,7 @@ class _Step:
         return f"<{self._node}>"
 
 
-class SingaRep(singa_backend.SingaRep):
+class SingaRep(backend.SingaRep):
     """A prepared model: `run` takes arrays and returns arrays, or takes Tensors and returns Tensors, recorded in training mode.
 
     Args:
@@ -284,10 +282,19 @@ def _written(t: Tensor) -> Any:
     return t._writes
 
 
-class SingaBackend(singa_backend.SingaBackend):
+class _ClassNames:
+    """SINGA's name of each ONNX operator, which takes time to list."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> dict[str, str]:
+        """Map the name of every ONNX operator to the name of SINGA's class."""
+        capitals = {"Relu": "ReLU", "Selu": "SeLU", "Softmax": "SoftMax", "Softplus": "SoftPlus", "Softsign": "SoftSign"}
+        return {name: capitals.get(name, name) for domain, name in sorted(schemas) if domain == ""}
+
+
+class SingaBackend(backend.SingaBackend):
     """ONNX's backend interface; it also accepts the devices and tensors of `singa`."""
 
-    _rename_operators: ClassVar[dict[str, str]]
+    _rename_operators = _ClassNames()
 
     _opset_version = 11
     """The opset in which a node without a model is read, if its inputs are Tensors: that of SINGA's documentation."""
@@ -369,7 +376,7 @@ class SingaBackend(singa_backend.SingaBackend):
     @classmethod
     def _onnx_node_to_singa_op(cls, onnx_node: NodeProto | OnnxNode, opset_version: int = _opset_version) -> Any:
         """Make an operator of a node, which is checked as a model is; see `get_op`."""
-        return _NodeOperator(singa_backend.SingaBackend.prepare(model_of(_proto(onnx_node), opset_version)).graph.nodes[0])
+        return _NodeOperator(backend.SingaBackend.prepare(model_of(_proto(onnx_node), opset_version)).graph.nodes[0])
 
 
 def get_op(onnx_node: NodeProto | OnnxNode, opset_version: int = SingaBackend._opset_version) -> Any:
@@ -395,12 +402,3 @@ def get_op(onnx_node: NodeProto | OnnxNode, opset_version: int = SingaBackend._o
         >>> y = relu(x)[0]
     """
     return SingaBackend._onnx_node_to_singa_op(onnx_node, opset_version)
-
-
-def _rename_operators() -> dict[str, str]:
-    """Map the name of every declared ONNX operator to the name of SINGA's class."""
-    capitals = {"Relu": "ReLU", "Selu": "SeLU", "Softmax": "SoftMax", "Softplus": "SoftPlus", "Softsign": "SoftSign"}
-    return {name: capitals.get(name, name) for domain, name in sorted(declarations) if domain == ""}
-
-
-SingaBackend._rename_operators = _rename_operators()

@@ -10,6 +10,7 @@ from ...interpreters.evaluate import computed_by_body
 from ...ir.declaration import Declaration, undeclared
 from ...proto.schemas import LAX, MICROSOFT
 from .._api import BOOL, INT, Array, Host, Ints, Op, V, Version, Wanted, Xp, operator
+from . import _schemas as _schemas  # declares the schemas, which a declaration needs
 
 microsoft: Callable[..., Callable[[Callable[..., Any]], Declaration]] = partial(
     operator, domain=MICROSOFT, by_body=computed_by_body

@@ -22,7 +22,6 @@ from ...dtypes import numpy_dtype
 from ...elementwise.compile import available
 from ...errors import SonnxError
 from ...ir import graph as ir
-from ...kernels.quantized import exact_int8
 from ..flat import once, operator, run
 from .facts import is_pointwise
 from .rewriter import PlanRewriter
@@ -416,7 +415,7 @@ def _weights(edit: PlanRewriter, value: ir.Value | None, axes: tuple[int, ...]) 
 def _conv(edit: PlanRewriter, call: ir.Node, y: Quantized, origins: Sequence[ir.Node]) -> list[ir.Node] | None:
     x, w = _dequantized(edit, call.inputs[0]), _weights(edit, call.inputs[1], (0,))
     array = None if w is None else edit.constant(w.value)
-    if x is None or not x.simple or w is None or array is None or array.ndim < 3 or (available() and not exact_int8()):
+    if x is None or not x.simple or w is None or array is None or array.ndim < 3 or (available() and not _exact_int8()):
         return None
     inputs = [
         x.value,
@@ -457,7 +456,7 @@ def _matmul(
     if any(not edit.facts.rank_at_least(v.value, 2) for v in (a, b)):
         return None
     array = edit.constant(b.value)
-    if not exact_int8() and (available() or array is None or not _is_centred(array, b, transposed)):
+    if not _exact_int8() and (available() or array is None or not _is_centred(array, b, transposed)):
         return None
     if not b.simple:
         columns = () if array is None or array.ndim != 2 else (0, -2) if transposed else (1, -1)
@@ -502,15 +501,22 @@ def _matmul(
 # --- sums
 
 
+def _exact_int8() -> bool:
+    from ...kernels.quantized import exact_int8  # the kernels of float models are others
+
+    return exact_int8()
+
+
 def quantized_sums(edit: PlanRewriter) -> int:
     """For any sum of two dequantized values that is quantized, dequantize one of them with the scale 1.
 
     The other one is that of the product that is computed last, so that its kernel can compute the sum too.
     """
-    if not exact_int8():
+    roots = edit.named("QuantizeLinear")
+    if not roots or not _exact_int8():
         return 0
     count = 0
-    for root in edit.named("QuantizeLinear"):
+    for root in roots:
         y = _quantized(edit, root) if root in edit.graph else None
         call = None if y is None else ir.producer(root.inputs[0])
         relu = None
