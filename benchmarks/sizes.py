@@ -1,4 +1,4 @@
-"""Compares 300 requests of changing sizes with onnxruntime's, on one thread: eight kinds of nets.
+"""Compares 300 requests of changing sizes with onnxruntime's, on one thread: twelve kinds of nets.
 
     tox -e benchmark-sizes [-- --nets vocoder unet --requests 300]
 
@@ -192,6 +192,63 @@ def speech() -> ModelProto:
     return net.model([1, 80, "t"], net.linear(net.block(net.call("Transpose", y, perm=[1, 0, 2]), 128, 4), 64, 128), 3)
 
 
+def vit() -> ModelProto:
+    """A vision transformer: images of changing size, in patches of 16 pixels; one sum for each class."""
+    net = Net(8)
+    x = net.conv("x", 192, 3, 16, 16, stride=16, relu=False)
+    x = net.call("Reshape", x, net.constant(np.array([0, 192, -1])))
+    x = net.call("Transpose", x, perm=[0, 2, 1])
+    for _ in range(4):
+        x = net.block(x, 192, 3)
+    x = net.call("ReduceMean", x, net.constant(np.array([1])), keepdims=0)
+    return net.model([1, 3, "h", "w"], net.linear(x, 1000, 192), 2)
+
+
+def whisper() -> ModelProto:
+    """An encoder of sound: two convolutions, positions up to the length, and a transformer."""
+    net = Net(9)
+    x = net.call("Gelu", net.conv("x", 256, 80, 3, relu=False))
+    x = net.call("Gelu", net.conv(x, 256, 256, 3, stride=2, relu=False))
+    x = net.call("Transpose", x, perm=[0, 2, 1])
+    length = net.call("Slice", net.call("Shape", x), *(net.constant(np.array([i])) for i in (1, 2)))
+    zero = net.constant(np.array([0]))
+    x = net.call("Add", x, net.call("Slice", net.weight(1500, 256), zero, length, zero))
+    for _ in range(4):
+        x = net.block(x, 256, 4)
+    return net.model([1, 80, "t"], net.norm(x, 256), 3)
+
+
+def bert() -> ModelProto:
+    """The layers of BERT-base: texts of changing length, in batches."""
+    net = Net(10)
+    x = "x"
+    for _ in range(12):
+        x = net.block(x, 768, 12)
+    return net.model(["n", "s", 768], x, 3)
+
+
+def boxes() -> ModelProto:
+    """A detector whose boxes are chosen by NonMaxSuppression."""
+    net, x, c = Net(11), "x", 3
+    for n in (16, 32, 64):
+        x = net.conv(net.conv(x, n, c, 3, 3, stride=2), n, n, 3, 3)
+        c = n
+    rows = net.call(
+        "Transpose", net.call("Reshape", net.conv(x, 8, 64, 1, 1, relu=False), net.constant(np.array([0, 8, -1]))), perm=[0, 2, 1]
+    )
+    corners, scores = net.call("Split", rows, net.constant(np.array([4, 4])), axis=2, outputs=2)
+    scores = net.call("Transpose", net.call("Sigmoid", scores), perm=[0, 2, 1])
+    numbers = (
+        net.constant(np.array([20], np.int64)),
+        net.constant(np.array([0.5], np.float32)),
+        net.constant(np.array([0.6], np.float32)),
+    )
+    chosen = net.call("NonMaxSuppression", corners, scores, *numbers)
+    places = net.call("Slice", chosen, *(net.constant(np.array([i])) for i in (2, 3, 1)))
+    found = net.call("Gather", corners, net.call("Squeeze", places, net.constant(np.array([1]))), axis=1)
+    return net.model([1, 3, "h", "w"], net.call("Mul", found, net.constant(np.float32(2))), 3)
+
+
 def between(low: int, high: int, step: int = 1) -> Callable[[np.random.Generator], int]:
     """Return a function that draws a size."""
     return lambda draws: step * int(draws.integers(low // step, high // step + 1))
@@ -206,6 +263,10 @@ NETS: dict[str, tuple[Callable[[], ModelProto], tuple[Any, ...]]] = {
     "unet": (unet, (1, 3, between(32, 128, 8), between(32, 128, 8))),
     "detector": (detector, (1, 3, between(64, 192, 16), between(64, 192, 16))),
     "speech": (speech, (1, 80, between(50, 400))),
+    "vit": (vit, (1, 3, between(64, 256, 16), between(64, 256, 16))),
+    "whisper": (whisper, (1, 80, between(50, 500))),
+    "bert": (bert, (between(1, 3), between(8, 96), 768)),
+    "boxes": (boxes, (1, 3, between(64, 192), between(64, 192))),
 }
 """For each kind, the model and the shapes of its requests."""
 

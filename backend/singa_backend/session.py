@@ -211,8 +211,9 @@ class Session:
             found = plan.run(given, receivers=receivers)
         except (Invalid, Mismatch):
             return None
-        if found is not None:
-            self.reason = None
+        if isinstance(found, UseDefinitions):
+            return None
+        self.reason = None
         return found
 
     def _repeated(self, inputs: Sequence[Any], limits: Limits, to_host: bool) -> list[Any] | None:

@@ -10,8 +10,7 @@ from tests.elementwise.conftest import cache as cache  # these tests have the sa
 from tests.helpers.gemm_frames import LIMITS
 
 from singa_backend.elementwise.compile import level
-from singa_backend.kernels import integer_products
-from singa_backend.plans.fusion import quantized as fusion
+from singa_backend.kernels import integer_products, quantized
 
 
 @pytest.fixture(params=LIMITS)
@@ -26,7 +25,7 @@ def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use machine code although this processor has exact products of oneDNN."""
-    for module in integer_products, fusion:
+    for module in integer_products, quantized:  # fusion asks the second one
         monkeypatch.setattr(module, "exact_int8", lambda: False)
 
 

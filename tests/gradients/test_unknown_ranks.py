@@ -23,9 +23,9 @@ from singa_backend.autodiff.replay import replay
 from singa_backend.conform import gradients
 from singa_backend.conform.gradient_matrix.row import in_single, listed, needs_judging
 from singa_backend.errors import OperatorError, UnsupportedModel
-from singa_backend.interpreters import type_inference
 from singa_backend.interpreters.base import BOOL, INT, Interpreter
 from singa_backend.interpreters.builder import GraphBuilder
+from singa_backend.proto import checker
 from singa_backend.proto.checker import NodeInference
 
 
@@ -219,7 +219,7 @@ def test_the_last_states_have_the_types_of_the_first(name: str, opset: int) -> N
     made = GraphBuilder(opset)
     state = made.input("s", helper.make_tensor_type_proto(TensorProto.DOUBLE, [2]))
     row = made.input("x", helper.make_tensor_type_proto(TensorProto.FLOAT, [3, 2]))
-    with patch.object(type_inference, "infer_node", lambda *_: NodeInference()):
+    with patch.object(checker, "infer_node", lambda *_: NodeInference()):
         if name == "Loop":
             body = made.graph(lambda op, i, go, s: [go, s], [INT, BOOL, made.type_of(state)])
             (last,) = made.call("Loop", [made.constant(3), made.constant(True), state], {"body": body}, 1)

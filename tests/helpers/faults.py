@@ -48,7 +48,7 @@ from singa_backend.debug.guards.summary import Level
 from singa_backend.io import files, temporary
 from singa_backend.io.files import write_text
 from singa_backend.plans.profile import Profile
-from singa_backend.proto import checker, save, test_data
+from singa_backend.proto import checker, test_data
 from singa_backend.sweep import SweepReport, SweepRow, SweepSettings
 from singa_backend.sweep.results import SweepStore
 
@@ -739,8 +739,8 @@ def inject(name: str, kills: int, every: int, home: Path) -> dict[str, Any]:
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # commands print their results
-    assert save.require_valid  # type: ignore[attr-defined]
-    save.require_valid = lambda *_, **__: ""  # type: ignore[attr-defined]
+    assert checker.require_valid
+    checker.require_valid = lambda *_, **__: ""
     checker.check_model = lambda *_, **__: checker.CheckerResult(True)  # type: ignore[assignment]
     os.fsync = lambda handle: None  # type: ignore[assignment]  # slow, and a process that dies does not need it
     sys.unraisablehook = lambda error: None

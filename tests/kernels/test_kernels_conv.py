@@ -134,10 +134,10 @@ def test_weights_that_are_an_input_are_packed_in_each_run() -> None:
 
 def test_weights_are_packed_once_for_all_plans() -> None:
     model = model_of([node("Conv", "x", "w")], {"x": normal(1, 16, 6, 6)}, {"w": normal(24, 16, 3, 3)}, 22)
-    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "h"
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
     rep = SingaBackend.prepare(model, threads=1)
-    for size in (6, 7):
-        rep.run([normal(1, 16, size, 6)])
+    for n in (1, 6, 7, 2):  # one image has a plan of its own
+        rep.run([normal(n, 16, 6, 6)])
     assert rep._session._planner is not None and len(rep._session._planner.plans) == 2
     assert sum(key[1][0] == "packed" for key in rep._session._planner.shared.kernels.derived if isinstance(key[1], tuple)) == 1
 

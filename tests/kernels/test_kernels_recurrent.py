@@ -248,7 +248,7 @@ def test_packed_weights_are_shared_by_plans() -> None:
         k: id(v) for k, v in rep._session._planner.shared.kernels.derived.items() if isinstance(k, tuple) and "weights" in str(k)
     }
     second = rep.run([values["x"][:3]])[0]
-    assert len(held) == 2 and len(rep._session._planner.plans) == 2
+    assert len(held) == 2 and len(rep._session._planner.plans) == 1
     again = {
         k: id(v) for k, v in rep._session._planner.shared.kernels.derived.items() if isinstance(k, tuple) and "weights" in str(k)
     }

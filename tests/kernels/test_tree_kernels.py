@@ -14,7 +14,6 @@ from tests.helpers import drawn_trees
 from singa_backend import SingaBackend
 from singa_backend.kernels import few_paths, trees
 from singa_backend.kernels.forests import Forest
-from singa_backend.plans import planner
 
 
 def agree(proto: ModelProto, x: np.ndarray, kernel: bool = True) -> None:
@@ -178,7 +177,7 @@ def test_memory_of_a_forest(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     results = [helper.make_tensor_value_info("label", TensorProto.INT64, None), helper.make_tensor_value_info("scores", 1, None)]
     proto, x = drawn_trees.model_of(made, rng.normal(size=(500, 30)).astype(np.float32), results, 3)
-    monkeypatch.setattr(planner, "NOVEL", 3)  # so that each batch has a plan at once: the definitions keep tables of their own
+
     rep = SingaBackend.prepare(proto)
     gc.collect()
     tracemalloc.start()

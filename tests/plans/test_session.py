@@ -328,7 +328,7 @@ def test_every_reason_is_different() -> None:
 def test_a_plan_that_exceeds_a_limit_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     rep = SingaBackend.prepare(model_of(list(graph(MODEL).graph.node), {"x": X}, ["y"], {"w": W}))
     rep.run([X])
-    monkeypatch.setattr(plans.Planner, "_fits", lambda self, plan, budget: False)
+    monkeypatch.setattr(plans.Planner, "fits", lambda self, plan, budget: False)
     np.testing.assert_allclose(rep.run([X], limits=Limits(live_bytes=1 << 20))[0], np.tanh(X @ W), rtol=1e-5)
     assert rep._session.reason == plans.EXCEEDS
 

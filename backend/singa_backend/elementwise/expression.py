@@ -27,6 +27,7 @@ import numpy as np
 from ..devices.namespaces import Namespace
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
+from ..ir.sizes import broadcast_sizes
 
 _SAME_NAME = (
     "floor ceil rint trunc sqrt exp expm1 log log1p sin cos tan sinh cosh tanh fmax fmin fmod sign copysign signbit isnan"
@@ -302,7 +303,7 @@ class ExpressionTrace:
 
     def reshape(self, x: Recorded, shape: Iterable[int]) -> Recorded:
         """The array with axes of 1 inserted or removed."""
-        wanted = tuple(int(n) for n in shape)
+        wanted = tuple(shape)
         rest = math.prod(n for n in wanted if n != -1)
         wanted = tuple(x.size // max(rest, 1) if n == -1 else n for n in wanted)
         if wanted == x.shape:
@@ -462,7 +463,7 @@ def is_aligned(t: Term, rank: int) -> bool:
 
 
 def _broadcast(*values: Any) -> tuple[int, ...]:
-    return np.broadcast_shapes(*(getattr(v, "shape", ()) for v in values))
+    return broadcast_sizes(*(getattr(v, "shape", ()) for v in values))
 
 
 def _axes(x: Recorded, axis: Any) -> tuple[int, ...]:

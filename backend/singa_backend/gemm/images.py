@@ -1,10 +1,11 @@
-"""Machine code that copies images with margins of zeros, and that convolves each channel by itself.
+"""Machine code that copies images with margins, and that convolves each channel by itself or takes the maximum of windows.
 
 Images have their channels innermost; a channel's filters are adjacent to those of the next channel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -25,12 +26,13 @@ MARGINS = FrameLayout(
 of `x`: `left` zeros, `count` pixels of `width` floats, between which are `gap` zeros, and `right` zeros.  Others are zero."""
 
 
-def margins() -> FrameFunction:
-    """Copies images."""
-    return FrameFunction("margins", MARGINS, lambda name: module(name, MARGINS, lambda k, a: a["rows"], _padded_row))
+def margins(around: float = 0.0) -> FrameFunction:
+    """Copies images; `around` takes the place of zeros."""
+    row = partial(_padded_row, around)
+    return FrameFunction(f"margins {around}", MARGINS, lambda name: module(name, MARGINS, lambda k, a: a["rows"], row))
 
 
-def _padded_row(k: Code, a: dict[str, str], r: str) -> None:
+def _padded_row(around: float, k: Code, a: dict[str, str], r: str) -> None:
     gaps = k.times(k.minus(a["count"], 1), a["gap"])
     wide = k.plus(k.plus(k.plus(a["left"], a["right"]), k.times(a["count"], a["width"])), gaps)
     y = k.at(a["y"], k.times(k.times(r, wide), F32.itemsize))
@@ -43,7 +45,7 @@ def _padded_row(k: Code, a: dict[str, str], r: str) -> None:
 
     def fill(start: str, count: str) -> None:
         into = k.at(y, k.times(start, F32.itemsize))
-        k.loop(count, LANES, lambda i: k.store(k.vector(0, "float"), _float(k, into, i), F32, k.first(k.minus(count, i))))
+        k.loop(count, LANES, lambda i: k.store(k.vector(around, "float"), _float(k, into, i), F32, k.first(k.minus(count, i))))
 
     def pixel(p: str) -> None:
         start = k.plus(a["left"], k.times(p, k.plus(a["width"], a["gap"])))
@@ -82,20 +84,44 @@ DEPTHWISE = FrameLayout(
 """
 
 
+MAXIMA = FrameLayout(DEPTHWISE.numbers, ("x", "y"))
+"""The same without `w` and `bias`."""
+
+
 def depthwise() -> FrameFunction:
     """Convolves each channel: a result is one chain of fused multiplications and additions, from the bias on."""
-    return FrameFunction("depthwise", DEPTHWISE, lambda name: module(name, DEPTHWISE, lambda k, a: a["rows"], _channels))
+    row = partial(_channels, _weighted)
+    return FrameFunction("depthwise", DEPTHWISE, lambda name: module(name, DEPTHWISE, lambda k, a: a["rows"], row))
 
 
-def _channels(k: Code, a: dict[str, str], r: str) -> None:
+def maxima() -> FrameFunction:
+    """The maximum of each window of a channel; a NaN stays."""
+    row = partial(_channels, _maximum)
+    return FrameFunction("maxima", MAXIMA, lambda name: module(name, MAXIMA, lambda k, a: a["rows"], row))
+
+
+Tap = Callable[[Code, dict[str, str], str, str, "Vector | None"], Callable[[Vector, Vector], Vector]]
+"""(code, arguments, channel, tap, mask) -> what adds an element of an image to what there is."""
+
+
+def _weighted(k: Code, a: dict[str, str], c: str, t: str, mask: Vector | None) -> Callable[[Vector, Vector], Vector]:
+    w = k.load(_float(k, a["w"], k.plus(k.times(t, a["channels"]), c)), F32, mask)
+    return lambda x, s: k.fma(x, w, s)
+
+
+def _maximum(k: Code, a: dict[str, str], c: str, t: str, mask: Vector | None) -> Callable[[Vector, Vector], Vector]:
+    return lambda x, s: x.where((x > s) | x.compare("uno", x), s)
+
+
+def _channels(tap: Tap, k: Code, a: dict[str, str], r: str) -> None:
     """Compute a row of pixels."""
     x, y = k.at(a["x"], k.moved(r, a["row1"], (a["x_row0"], a["x_row1"]))), k.at(a["y"], k.times(r, a["y_row"]))
     whole = k.raw(f"and i64 {a['channels']}, {-LANES}")
 
     def vector(c: str, mask: Vector | None = None) -> None:
-        bias = k.load(_float(k, a["bias"], c), F32, mask)
+        bias = k.load(_float(k, a["bias"], c), F32, mask) if "bias" in a else k.vector(-np.inf, "float")
         many = k.minus(a["count"], k.raw(f"urem i64 {a['count']}, {PIXELS}"))
-        pixels = partial(_pixels, k, a, _float(k, x, c), _float(k, y, c), c, bias, mask)
+        pixels = partial(_pixels, tap, k, a, _float(k, x, c), _float(k, y, c), c, bias, mask)
         k.loop(many, PIXELS, partial(pixels, PIXELS))
         k.loop(a["count"], 1, partial(pixels, 1), many)
 
@@ -105,17 +131,19 @@ def _channels(k: Code, a: dict[str, str], r: str) -> None:
         vector(whole, k.first(left))
 
 
-def _pixels(k: Code, a: dict[str, str], x: str, y: str, c: str, bias: Vector, mask: Vector | None, several: int, p: str) -> None:
+def _pixels(
+    tap: Tap, k: Code, a: dict[str, str], x: str, y: str, c: str, bias: Vector, mask: Vector | None, several: int, p: str
+) -> None:
     """Compute a vector of channels of some pixels."""
     places = [k.at(x, k.times(k.plus(p, j), a["x_pixel"])) for j in range(several)]
     sums = [k.kept(bias) for _ in places]
 
-    def tap(t: str) -> None:
+    def add(t: str) -> None:
         moved = k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))
-        w = k.load(_float(k, a["w"], k.plus(k.times(t, a["channels"]), c)), F32, mask)
+        added = tap(k, a, c, t, mask)
         for place, s in zip(places, sums, strict=True):
-            k.put(k.fma(k.load(k.at(place, moved), F32, mask), w, k.get(s, "float")), s)
+            k.put(added(k.load(k.at(place, moved), F32, mask), k.get(s, "float")), s)
 
-    k.loop(a["taps"], 1, tap)
+    k.loop(a["taps"], 1, add)
     for j, s in enumerate(sums):
         k.store(k.get(s, "float"), k.at(y, k.times(k.plus(p, j), a["y_pixel"])), F32, mask)

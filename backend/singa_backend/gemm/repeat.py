@@ -38,13 +38,14 @@ class RepeatedCall:
     second: np.ndarray
 
 
-def table_of(calls: Sequence[RepeatedCall]) -> np.ndarray:
-    """The table of functions, whose rows are the entries, and after these their frames."""
+def table_of(calls: Sequence[RepeatedCall]) -> tuple[np.ndarray, np.ndarray]:
+    """The table of functions: the entries, the frames, and their first contents; and the places of what is added in each turn."""
     grown = [np.flatnonzero(c.first != c.second) for c in calls]
     width = FIELDS + max(2 * g.size for g in grown)
     words = sum(c.first.size for c in calls)
     memory = np.zeros(len(calls) * width + 2 * words, np.int64)
     entries, place = memory[: len(calls) * width].reshape(len(calls), width), len(calls) * width
+    growth = [i * width + FIELDS + 2 * k + 1 for i, g in enumerate(grown) for k in range(g.size)]
     for entry, call, words_ in zip(entries, calls, grown, strict=True):
         size = call.first.size
         contents = place + words
@@ -54,7 +55,7 @@ def table_of(calls: Sequence[RepeatedCall]) -> np.ndarray:
         pairs = entry[FIELDS : FIELDS + 2 * words_.size].reshape(-1, 2)
         pairs[:, 0], pairs[:, 1] = words_, (call.second - call.first)[words_]
         place += size
-    return memory
+    return memory, np.array(growth, np.intp)
 
 
 def repeat() -> FrameFunction:

@@ -132,6 +132,8 @@ def scaled(axis: int, old: int, scale: float, roi: tuple[float, float] = (0.0, 1
     """
     if not 0 < scale < math.inf:
         raise OperatorError(f"the scale of axis {axis} must be positive and finite, got {scale}", code="SX404")
+    if not isinstance(old, int) and float(scale).is_integer() and old * int(scale) <= 1 << 24:  # the product is exact
+        return Span(axis, old, old * int(scale), scale, 1.0, *roi)
     new = math.floor(np.float32(old) * np.float32(scale))
     return Span(axis, old, new, scale, 1.0, *roi)
 

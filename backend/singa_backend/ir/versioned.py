@@ -260,7 +260,7 @@ class VersionedOperator:
             for i in plan.narrow:
                 if hasattr(args[i], "dtype"):  # a host input may be a Python value
                     args[i] = args[i].astype(np.float32)
-        if plan.grows and _product(args) > _SMALL:
+        if plan.grows and not xp.records and _product(args) > _SMALL:
             limits.admit_broadcast(args)
         result = declaration.body(xp, *args, **attributes) if body is None else body(xp, *args, **attributes)
         outputs = list(result) if isinstance(result, tuple) else [result]

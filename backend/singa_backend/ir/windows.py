@@ -12,6 +12,7 @@ import numpy as np
 from .. import limits
 from ..errors import OperatorError
 from .declaration import Ints
+from .sizes import at_least_zero
 
 SAME = ("SAME_UPPER", "SAME_LOWER")
 
@@ -130,7 +131,7 @@ def _windows(
         # ceil(size / stride) windows.  The formula of AveragePool-11 has floor(size / stride); the description of the
         # attribute, shape inference and the case averagepool_2d_precomputed_same_upper contradict it.
         counts = tuple(-(-size // s) for size, s in zip(sizes, strides, strict=True))
-        totals = (max(0, (o - 1) * s + r - size) for o, s, r, size in zip(counts, strides, reach, sizes, strict=True))
+        totals = (at_least_zero((o - 1) * s + r - size) for o, s, r, size in zip(counts, strides, reach, sizes, strict=True))
         begins, ends = split(totals, more_at_end=auto_pad == "SAME_UPPER")
         return _effective(Windows(sizes, kernel, strides, dilations, begins, ends, counts))
     begins, ends = pads_of(pads, n) if explicit(auto_pad) else ((0,) * n, (0,) * n)
@@ -162,7 +163,7 @@ def _effective(at: Windows) -> Windows:
     strides: Ints = ()
     for size, k, s, d, begin, end, count in axes:
         reach = (k - 1) * d + 1
-        if max(begin + size + end, (count - 1) * s + reach) >= 2**63:
+        if isinstance(size, int) and max(begin + size + end, (count - 1) * s + reach) >= 2**63:
             raise OperatorError(f"a padded axis must have fewer than 2^63 cells, got {begin} + {size} + {end}", code="SX404")
         strides += (min(s, max(begin + size + end - reach, 0) + 1) if count == 1 else s,)
     dilations = tuple(1 if k == 1 else d for k, d in zip(at.kernel, at.dilations, strict=True))
@@ -264,7 +265,7 @@ def transposed(
     if not output_shape and auto_pad not in SAME:
         begins, ends = pads_of(pads, rank) if explicit(auto_pad) else ((0,) * rank, (0,) * rank)
         out = tuple(f - b - e for f, b, e in zip(full, begins, ends, strict=True))
-        if min(out) < 0:
+        if any(o < 0 for o in out):
             raise OperatorError(f"pads must not exceed the unpadded output shape {full}, got {begins} and {ends}", code="SX404")
         return _effective(Windows(out, kernel, strides, dilations, begins, ends, sizes))
     if output_shape:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.sizes import broadcast_sizes
 from .lowering import F32, derived
 from .products import MatrixProduct
 from .softmaxes import softmax_in_place
@@ -116,7 +117,7 @@ class Bias:
         """Add the steps that make a bias of a boolean or a short mask."""
         site = self.site
         site.require(mask.dtype in (np.bool_, F32) and mask.finiteness == FINITE, "the mask may not be finite")
-        wide = mask.shape[:-1] if forbidden is None else np.broadcast_shapes(mask.shape[:-1], self.shape[2:3])
+        wide = mask.shape[:-1] if forbidden is None else broadcast_sizes(mask.shape[:-1], self.shape[2:3])
         bias = site.new((*wide, self.shape[-1]), F32, finiteness=FINITE)
         visible = site.new((*wide, 1), F32, finiteness=FINITE)
         given = bias.view((*wide, mask.shape[-1]), bias.strides)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperatorError
+from ..ir.sizes import at_least_zero
 from ..ir.windows import Windows, before_11, transposed, windows
 from . import epilogue
 from . import onednn as dnn
@@ -217,4 +218,4 @@ def ends(at: Windows) -> list[int]:
     """The padding after each axis that the last window needs: oneDNN rounds down as ONNX does."""
     reach = ((k - 1) * d + 1 for k, d in zip(at.kernel, at.dilations, strict=True))
     axes = zip(at.counts, at.strides, reach, at.begins, at.sizes, strict=True)
-    return [max((n - 1) * s + r - begin - size, 0) for n, s, r, begin, size in axes]
+    return [at_least_zero((n - 1) * s + r - begin - size) for n, s, r, begin, size in axes]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.sizes import broadcast_sizes
 from .table import Site, kernel
 from .values import ANY, FINITE, NAN, Bound, Value, dense, strides_of
 
@@ -41,7 +42,7 @@ def broadcast(site: Site, inputs: Sequence[Value]) -> tuple[int, ...]:
     if all(v.shape == first for v in inputs):
         return first
     try:
-        return np.broadcast_shapes(*(v.shape for v in inputs))
+        return broadcast_sizes(*(v.shape for v in inputs))
     except ValueError:
         site.refuse("the shapes do not broadcast")
 

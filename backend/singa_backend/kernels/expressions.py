@@ -20,6 +20,7 @@ from ..elementwise.expression import FREE, ExpressionTrace, Recorded, Term, is_a
 from ..elementwise.facts import Range
 from ..elementwise.numpy_form import NumpyProgram, evaluate
 from ..elementwise.trace import DTYPES, InputKind, Operand, traced_calls
+from ..ir.sizes import broadcast_sizes, typical
 from ..ir.versioned import VersionedOperator, reads_on_host, versioned
 from .elementwise import BLOCK, ArrayCalls, emit_calls, finiteness_of, order_of
 from .frames import MISSING, ReducedAxes, machine_step
@@ -142,7 +143,7 @@ def _rows(site: Site, results: Sequence[Term]) -> ReducedAxes:
         return ReducedAxes(results[0].shape, ())
     kinds = {tuple(a - len(t.args[0].shape) for a in t.extra[1]) for t in reduced}
     try:
-        shape = np.broadcast_shapes(*(t.args[0].shape for t in reduced))
+        shape = broadcast_sizes(*(t.args[0].shape for t in reduced))
     except ValueError:
         site.refuse("values of several shapes are reduced")
     site.require(len(kinds) == 1, "several axes are reduced apart")
@@ -233,7 +234,12 @@ class Leaves:
                 constant.add(t)
         before = set(constant)
         for t in terms:  # what is only cast is not stored
-            if size and t.size * SMALLER <= size and t.op not in FREE and (t.op != "cast" or not before.isdisjoint(t.args)):
+            if (
+                size
+                and typical(t.size) * SMALLER <= typical(size)
+                and t.op not in FREE
+                and (t.op != "cast" or not before.isdisjoint(t.args))
+            ):
                 before.add(t)
         tops = {a for t in terms if t not in before for a in t.args}.union(results)
         values: dict[Term, Value] = {}

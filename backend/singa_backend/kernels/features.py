@@ -162,7 +162,7 @@ def feature_vectorizer(site: Site, *x: Value) -> Value:
     shapes = [v.shape if v.ndim == 2 else (1, v.shape[0]) for v in x]
     rows = shapes[0][0]
     sizes = site.attributes.get("inputdimensions") or tuple(s[1] for s in shapes)
-    site.require({s[0] for s in shapes} == {rows} and len(sizes) == len(x) and min(sizes) >= 0 and sum(sizes),
+    site.require(all(s[0] == rows for s in shapes) and len(sizes) == len(x) and min(sizes) >= 0 and sum(sizes),
                  "the numbers of rows differ, or a size is not valid")  # fmt: skip
     y = site.new((rows, sum(sizes)), np.float32, finiteness=NAN)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
-from ..gemm.images import depthwise, margins
+from ..gemm.images import depthwise, margins, maxima
+from ..ir.sizes import at_least_zero, is_open
 from ..ir.versioned import versioned
 from ..ir.windows import Windows
 from . import onednn as dnn
@@ -38,7 +41,9 @@ class Image:
     pixel: int
 
 
-def with_margins(site: Site, x: Value, begins: tuple[int, int], ends: tuple[int, int], spread: tuple[int, int] = (1, 1)) -> Image:
+def with_margins(
+    site: Site, x: Value, begins: tuple[int, int], ends: tuple[int, int], spread: tuple[int, int] = (1, 1), around: float = 0.0
+) -> Image:
     """Images of shape (N, C, H, W) or (N, C, W) with zeros around them, and between pixels that are spread.
 
     Args:
@@ -47,6 +52,7 @@ def with_margins(site: Site, x: Value, begins: tuple[int, int], ends: tuple[int,
         begins: the zeros before rows and columns; negative ones crop.
         ends: those after them.
         spread: the distance of the pixels.
+        around: takes the place of zeros.
     """
     x = flat(channels_last(site, x))
     (n, c, h, w), (image, _, row, pixel) = x.shape, x.strides
@@ -60,7 +66,7 @@ def with_margins(site: Site, x: Value, begins: tuple[int, int], ends: tuple[int,
         "count": 1 if plain else w, "width": w * c if plain else c, "gap": (spread[1] - 1) * c, "right": ends[1] * c,
         "x_image": image, "x_row": row, "x_pixel": pixel,
     }  # fmt: skip
-    emit_product(site, margins(), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
+    emit_product(site, margins(around), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
     return Image(y, high * wide * c * F32.itemsize, wide * c * F32.itemsize, c * F32.itemsize)
 
 
@@ -80,7 +86,8 @@ def code_declined(site: Site, *values: Value | None) -> str:
     """Why machine code does not compute a convolution of these values; empty if it does."""
     if reason := declined(site):
         return reason
-    if not site.options.deterministic and dnn.library() is not None:
+    is_image = values[0] is not None and is_open(values[0].shape[2:])
+    if not site.options.deterministic and dnn.library() is not None and not is_image:
         return "oneDNN is faster"
     if any(v is not None and (v.dtype != F32 or not v.size) for v in values):
         return "not float32, or empty"
@@ -129,7 +136,89 @@ def conv_transpose_by_code(site: Site, x: Value, w: Value, b: Value | None = Non
     require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
     site.require(b is None or b.shape == (w.shape[1] * group,), "the bias is not one value for each channel")
-    return spread(site, x, w, b, transposed_windows_of(site, x, w), group)
+    at = transposed_windows_of(site, x, w)
+    made = in_phases(site, x, w, b, at, group)
+    return spread(site, x, w, b, at, group) if made is None else made
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Every so-many-th place of an axis of a transposed convolution, which the same taps compute.
+
+    Attributes:
+        first: the first place.
+        count: the number of places.
+        source: the place of the image that the first tap of the first one reads; it may be in the margin.
+        taps: their number; from one to the next, the place in the filter is `stride` lower.
+        tap: the place of the first one in the filter.
+    """
+
+    first: int
+    count: Any
+    source: int
+    taps: int
+    tap: int
+
+
+def phases_of(size: Any, kernel: int, stride: int, begin: int) -> list[Phase]:
+    """The phases of an axis: place o is the sum of w[t] x[i] over all i * stride + t = o + begin."""
+    made = []
+    for p in range(stride):
+        taps = -(-(kernel - p) // stride)
+        low = -((p - begin) // stride)  # the lowest i of tap p
+        count = (size - 1 + begin - p) // stride - low + 1
+        made.append(Phase(low * stride + p - begin, count, low - taps + 1, taps, p + stride * (taps - 1)))
+    return made
+
+
+def in_phases(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: int) -> Value | None:
+    """Emit a transposed convolution as a convolution for each phase of its result; None if that is not possible.
+
+    The arguments are those of `spread`, which multiplies zeros as well.
+    """
+    depth, columns = w.shape[0] // group, w.shape[1]
+    axes = [*zip(at.sizes, at.kernel, at.strides, at.begins, strict=True)]
+    if set(at.dilations) != {1} or depth == columns == 1 or any(k < s for _, k, s, _ in axes):
+        return None
+    if (x.shape[0] != 1) + (len(axes) == 2) + (group > 1) > 2:  # more axes of products than there may be
+        return None
+    (down, across), sizes = twice(at.strides, 1), twice(x.shape[2:], 1)
+    rows, pixels = ([Phase(0, 1, 0, 1, 0)] if len(axes) == 1 else phases_of(*axes[0]), phases_of(*axes[-1]))
+
+    def needed(several: list[Phase], size: Any) -> tuple[int, int]:
+        """The margins before and after an axis."""
+        after = at_least_zero(max(p.source + p.taps + p.count - 1 - size for p in several))
+        return max(0, *(-p.source for p in several)), after
+
+    begins, after = zip(needed(rows, sizes[0]), needed(pixels, sizes[1]), strict=True)
+    if any(p.count < 1 for p in (*rows, *pixels)):
+        return None
+    image = with_margins(site, x, begins, after)
+    y = site.new((x.shape[0], group * columns, *at.sizes), F32, last_order(x.ndim))
+    shape, (y_image, _, y_row, y_pixel), (w_depth, w_column, w_row, w_pixel) = y.shape, flat(y).strides, flat(w).strides
+    calls = [*takewhile(lambda f: f.place >= 0 and (f.other is None or f.other.size == 1) and len(f.inputs) < 3, site.followers)]
+    counts = set()
+    for r, p in ((r, p) for r in rows for p in pixels):
+        offset = r.first * y_row + p.first * y_pixel
+        counts_ = (p.count,) if len(axes) == 1 else (r.count, p.count)
+        steps = (down * y_row, across * y_pixel)[-len(axes) :]
+        part = y.view((*shape[:2], *counts_), (y_image, F32.itemsize, *steps), offset)
+        source = (r.source + begins[0]) * image.row + (p.source + begins[1]) * image.pixel
+        filters = replace(w, offset=w.offset + r.tap * w_row + p.tap * w_pixel)
+        batch = [BatchAxis(shape[0], image.image, 0, (0,))] if shape[0] != 1 else []
+        batch += [BatchAxis(r.count, image.row, 0, (2,))] if len(axes) == 2 else []
+        batch += [BatchAxis(group, depth * F32.itemsize, depth * w_depth, ())] if group > 1 else []
+        taps = [(r.taps, image.row, -down * w_row), (p.taps, image.pixel, -across * w_pixel)]
+        one = FloatProduct(
+            part.shape, replace(image.value, offset=image.value.offset + source), filters, [(p.count, image.pixel)],
+            (part.ndim - 1,), (depth, F32.itemsize, w_depth), (columns, w_column), 1, taps, batch,
+        )  # fmt: skip
+        part, count = FloatProductStep(site, one).emit(part, b, calls, 0, FINITE if worst(x, w, b) == FINITE else NAN)
+        y.finiteness, y.low = part.finiteness, part.low
+        counts.add(count)
+    site.require(len(counts) == 1, "what follows differs between phases")
+    site.absorb(counts.pop())
+    return y
 
 
 def spread(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: int) -> Value:
@@ -170,6 +259,32 @@ def average_pool_by_code(site: Site, x: Value) -> Value:
     terms, inputs = trace(site, [ExpressionCall(versioned("", "Div", 14), {}, (y, site.constant(cells)))])
     (y,) = compute(site, terms, inputs, "average", lambda v: v is y, {0: y})
     return y
+
+
+@kernel("MaxPool", 1, 8, 10, 11, 12, 22, on="machine")
+def max_pool_by_code(site: Site, x: Value) -> Value:
+    """A maximum pooling without indices."""
+    require_code(site, x)
+    site.require(not any(site.outputs[1:]), "the indices are used")
+    site.require(site.attributes.get("storage_order", 0) in (0, 1), "not a valid storage_order")
+    at = pool_windows(site, x, site.attributes["kernel_shape"])
+    image = with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0), around=-math.inf)
+    y = site.new((*x.shape[:2], *at.counts), F32, last_order(x.ndim), x.finiteness)
+    sizes = _each_channel(x.shape[0], x.shape[1], image, at)
+    emit_product(site, maxima(), sizes, {"x": image.value, "y": y}, ("y",), y.size * sizes["taps"], "maxima")
+    return y
+
+
+def _each_channel(images: int, channels: int, image: Image, at: Windows) -> dict[str, Any]:
+    """The numbers of a function that computes each channel."""
+    (high, wide), kernel = twice(at.counts, 1), twice(at.kernel, 1)
+    (down, across), (dilated, spread) = twice(at.strides, 1), twice(at.dilations, 1)
+    pixel = channels * F32.itemsize
+    return {
+        "rows": images * high, "row1": high, "count": wide, "channels": channels, "taps": math.prod(kernel), "tap1": kernel[1],
+        "x_row0": image.image, "x_row1": image.row * down, "x_pixel": image.pixel * across,
+        "x_tap0": image.row * dilated, "x_tap1": image.pixel * spread, "y_row": wide * pixel, "y_pixel": pixel,
+    }  # fmt: skip
 
 
 def _cells(at: Windows) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +15,11 @@ from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
 from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, W_STEPS, FloatsKind, floats, packing
 from ..gemm.tiles import HEIGHT
+from ..ir.sizes import late
 from ..ir.versioned import versioned
 from ..proto.tensor_data import COPIED, release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
-from .frames import FrameAddress, ReducedAxes, machine_code, movement
+from .frames import FrameAddress, InnerFrame, ReducedAxes, machine_code, movement
 from .lowering import F32, aligned_array
 from .machine_steps import emit_product
 from .table import Follower, Site
@@ -109,7 +111,7 @@ class FloatProduct:
             found = merged([self.shape[a] for a in axes], [along[a] for a in axes], repeats=True)
             return found and found[1]
 
-        column = along[self.column_axis]
+        column = along[self.column_axis] if self.shape[self.column_axis] != 1 else v.dtype.itemsize
         made = [step(b.axes) if b.axes else column * self.columns[0] for b in _two(self.batch)]
         found = [step(self.row_axes), *made, column]
         return None if None in found else tuple(found)  # type: ignore[return-value]  # four numbers
@@ -134,39 +136,35 @@ class FloatProductStep:
         """Args: adds: whether products are added to what the result has, not to a bias."""
         self.site, self.product = site, product
         rows = math.prod(d for d, _ in product.rows)
+        threads = site.options.threads
         (b0, b1), (t0, t1) = _two(product.batch), [*[(1, 0, 0)] * (2 - len(product.taps)), *product.taps]
         r0, r1, r2 = fewest(product.rows)
         (depth, x_depth, w_depth), (n, w_column) = product.depth, product.columns
         self.tiles = -(-n // LANES)
-        parts = -(-rows // HEIGHT)
-        height = min(-(-rows // parts // ROWS) * ROWS, rows)
-        # a wide unit costs less, but there must be some for each thread
-        units = self.tiles * b0.size * b1.size * parts // (4 * site.options.threads)
-        span = SPAN if site.options.threads == 1 else max(SPAN // 4, min(SPAN, units))
+        span = late(_span, threads, rows, self.tiles, b0.size, b1.size)
         self.sizes = {
             "rows": rows, "row1": r1[0], "row2": r2[0], "x_row0": r0[1], "x_row1": r1[1], "x_row2": r2[1],
             "taps": t0[0] * t1[0], "tap1": t1[0], "w_tap0": t0[2], "w_tap1": t1[2],
             "depth": depth, "w_depth": w_depth, "n": n, "w_column": w_column,
             "batches": b0.size * b1.size, "batch1": b1.size, "x_batch0": b0.x, "x_batch1": b1.x,
-            "groups": -(-self.tiles // span), "span": span, "height": height, "tiles": self.tiles,
+            "groups": late(lambda n, s: -(-n // s), self.tiles, span), "span": span, "height": late(_height, rows),
+            "tiles": self.tiles,
             "w_batch0": 0, "w_batch1": 0, "adds": int(adds), "after": 0, "leaves": 0,
         }  # fmt: skip
         (c0, s0), (c1, s1), (c2, s2) = fewest([t0[:2], t1[:2], (depth, x_depth)])
         self.chain = {
             "taps": c0 * c1, "tap1": c1, "x_tap0": s0, "x_tap1": s1, "depth": c2, "x_depth": s2,
-            "depth_block": BLOCK, "tap_block": max(1, BLOCK // c2),
+            "depth_block": BLOCK, "tap_block": late(lambda c: max(1, BLOCK // c), c2),
         }  # fmt: skip
 
     def weights(self) -> Value:
         """W in tiles: made once for a constant, otherwise in every run."""
         site, w, s = self.site, self.product.w, self.sizes
         batch = _two(self.product.batch)
-        sizes = {**s, "w_batch0": batch[0].w, "w_batch1": batch[1].w}
-        if not any(b.w for b in batch):  # one for all products
-            sizes |= {"batches": 1, "batch1": 1}
-        else:
-            one = self.tiles * s["taps"] * s["depth"] * LANES * F32.itemsize
-            s["w_batch0"], s["w_batch1"] = one * s["batch1"], one
+        outer, inner = (b.size if b.w else 1 for b in batch)  # along the other axes there is one for all products
+        one = self.tiles * s["taps"] * s["depth"] * LANES * F32.itemsize
+        s["w_batch0"], s["w_batch1"] = (n if b.w else 0 for b, n in zip(batch, (one * inner, one), strict=True))
+        sizes = {**s, "w_batch0": batch[0].w, "w_batch1": batch[1].w, "batches": outer * inner, "batch1": inner}
         function = packing(s["w_column"] == F32.itemsize)
         shape = (sizes["batches"], self.tiles, s["taps"] * s["depth"], LANES)
         if not w.constant:
@@ -199,7 +197,7 @@ class FloatProductStep:
         parts = math.prod(b.size for b in self.product.batch if not b.axes)
         self.sizes |= {"b_batch0": 0, "b_batch1": 0 if parts == 1 or bias is None else columns * F32.itemsize}
         if bias is None:
-            return site.shared_constant(("no bias", columns), lambda: np.zeros(columns, F32))
+            return no_bias(site, columns)
         if bias.shape == (columns,) and parts == 1 and bias.contiguous:
             return bias
         if bias.constant:
@@ -236,15 +234,24 @@ class FloatProductStep:
         after = _After.of(site, self.product, y, calls)
         values = {"x": self.product.x, "w": self.weights() if weights is None else weights, "bias": self.bias(bias), "y": y}
         sizes = {**self.sizes, **self.chain, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2]}
-        units = sizes["batches"] * -(-sizes["rows"] // sizes["height"]) * sizes["groups"]
+        units = late(lambda b, r, h, g: b * -(-r // h) * g, *(sizes[n] for n in ("batches", "rows", "height", "groups")))
         function, work = floats(FloatsKind(_wide())), self.product.work
         if after is None:
             emit_product(site, function, sizes, values, ("y",), work, "product", units)
         else:
-            sizes |= {"after": after.function.address, "leaves": len(after.pointers)}
-            values |= {"frame": after.frame} | {f"leaf {i}": v for i, v in enumerate(after.reads)}
+            sizes |= {"after": after.function.address, "leaves": len(after.frame.values)}
+            values |= {"frame": after.frame.frame} | {f"leaf {i}": v for i, v in enumerate(after.reads)}
             emit_product(
-                site, function, sizes, values, ("y",), work, f"product+{after.label}", units, after.bind, (after.function.call,)
+                site,
+                function,
+                sizes,
+                values,
+                ("y",),
+                work,
+                f"product+{after.label}",
+                units,
+                (after.frame,),
+                (after.function.call,),
             )
             y = after.y
         count = 0 if after is None else after.count
@@ -254,6 +261,30 @@ class FloatProductStep:
             site.require(z.buffer is y.buffer, "what follows is not computed in place")
             y, count = z, needed
         return y, count
+
+
+def _height(rows: int) -> int:
+    """The rows of a unit: about `HEIGHT`, in equal parts."""
+    parts = -(-rows // HEIGHT)
+    return min(-(-rows // parts // ROWS) * ROWS, rows)
+
+
+def _span(threads: int, rows: int, tiles: int, *batches: int) -> int:
+    """The tiles of a unit: a wide one costs less, but there must be some units for each thread."""
+    units = tiles * math.prod(batches) * -(-rows // HEIGHT) // (4 * threads)
+    return SPAN if threads == 1 else max(SPAN // 4, min(SPAN, units))
+
+
+MOST_COLUMNS = 1 << 18
+"""The columns of a product without bias whose number is open."""
+
+
+def no_bias(site: Site, columns: Any) -> Value:
+    """Zeros for so many columns."""
+    if not isinstance(columns, int):
+        site.require(columns <= MOST_COLUMNS, "there may be too many columns")
+        columns = MOST_COLUMNS
+    return site.shared_constant(("no bias", columns), lambda: np.zeros(columns, F32))
 
 
 def _wide() -> bool:
@@ -276,8 +307,7 @@ class _After:
 
     Attributes:
         function: the machine code.
-        pointers: its inputs and its result.
-        frame: its frame, whose addresses `bind` writes.
+        frame: its frame, with the steps of its inputs and its result along the axes.
         reads: the inputs without the product.
         count: the number of calls.
         y: the result.
@@ -285,16 +315,11 @@ class _After:
     """
 
     function: Compiled
-    pointers: tuple[Value, ...]
-    frame: Value
+    frame: InnerFrame
     reads: tuple[Value, ...]
     count: int
     y: Value
     label: str
-
-    def bind(self) -> None:
-        """Write the present addresses."""
-        self.frame.array[-len(self.pointers) :] = [v.address for v in self.pointers]
 
     @classmethod
     def of(cls, site: Site, product: FloatProduct, y: Value, calls: Sequence[Follower]) -> _After | None:
@@ -328,11 +353,13 @@ class _After:
         pointers = (*read, y)
         frame = aligned_array((FIELDS + (AXES + 1) * len(pointers),), np.dtype(np.int64))
         steps = [n for move in (*(moves[i] for i in places), own) for n in move or ()]
-        frame.array[:] = [0, 1, 0, 1 << 60, 0, 0, 1, 1, *steps, *[0] * len(pointers)]
+        frame.array[:FIELDS] = [0, 1, 0, 1 << 60, 0, 0, 1, 1]
         z = y.view(y.shape, y.strides)
         judge(site, last, inputs, z)
         others = tuple(v for v in read if v.buffer is not y.buffer)
-        return cls(function, pointers, frame, others, len(calls), z, "+".join(f.name for f in calls).lower())
+        return cls(
+            function, InnerFrame(frame, FIELDS, steps, pointers), others, len(calls), z, "+".join(f.name for f in calls).lower()
+        )
 
 
 def product_of(a: Value, b: Value, shape: tuple[int, ...], folded: bool) -> FloatProduct | None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ..elementwise.builder import LANES
+from ..gemm.frame import FIELDS
 from ..gemm.repeat import TURNS, RepeatedCall, repeat, table_of
+from ..ir.sizes import now
 from ..ir.versioned import versioned
 from . import onednn as dnn
 from .expressions import ExpressionCall, compute, trace
 from .float_products import FloatProduct, FloatProductStep, declined
-from .frames import FrameAddress, bound_code
+from .frames import FrameAddress, FrameStep
 from .lowering import F32, derived
 from .recurrent import RecurrentLayer
 from .table import Site, kernel
@@ -58,25 +61,43 @@ def repeated(site: Site, count: int, emit: Callable[[int], None]) -> None:
         del site.steps[mark:]
     used = [[[id(v.buffer) for v in (*s.reads, *s.writes)] for s in turn] for turn in turns]
     site.require(used[0] == used[1], "a turn has values of its own")
-    function = repeat().compiled()
-
-    def bind() -> Bound:
-        bound = [[c for s in turn for c in s.bind()] for turn in turns]
-        calls = []
-        for one, two in zip(*bound, strict=True):
-            code, frame = bound_code(one)
-            calls.append(RepeatedCall(code, frame, bound_code(two)[1]))
-        table = table_of(calls)
-        entry = 8 * (table.size - 2 * sum(c.first.size for c in calls)) // len(calls)
-        numbers = {"count": count, "calls": len(calls), "entry": entry}
-        made = np.array([[0, 1, 0, 1, *(numbers[n] for n in TURNS.numbers), table.ctypes.data]] * 2, np.int64)
-        address = FrameAddress(made)
-        address.keeps = (table, bound)
-        return [(function.call, (address,))]
-
+    parts = [[s.bind for s in turn if isinstance(s.bind, FrameStep)] for turn in turns]
+    site.require(list(map(len, parts)) == list(map(len, turns)), "a step is not machine code")
+    bind = RepeatedStep(count, parts)
     reads = {id(v): v for s in turns[0] for v in s.reads}
     writes = {id(v): v for s in turns[0] for v in s.writes}
     site.emit(bind, reads=[*reads.values()], writes=[*writes.values()], kernel="machine.steps", keeps=turns)
+
+
+class RepeatedStep:
+    """Binds steps that are repeated.
+
+    Attributes:
+        parts: the steps of the first two turns.
+    """
+
+    def __init__(self, count: Any, parts: Sequence[Sequence[FrameStep]]) -> None:
+        self._count, self.parts = count, parts
+        self._function = repeat().compiled()
+        self._table: np.ndarray | None = None
+        self._grown = np.empty(0, np.intp)
+
+    def __call__(self) -> Bound:
+        for turn in self.parts:
+            for part in turn:
+                part()
+        first, second = (np.concatenate([p.frames[1] for p in turn]) for turn in self.parts)
+        grown = np.flatnonzero(first != second)
+        if self._table is None or not np.array_equal(grown, self._grown):
+            calls = [RepeatedCall(a.function.address, a.frames[1], b.frames[1]) for a, b in zip(*self.parts, strict=True)]
+            self._table, self._growth = table_of(calls)
+            self._grown, self._contents = grown, self._table[-first.size :]
+            numbers = {"count": 0, "calls": len(calls), "entry": 8 * (self._table.size - 2 * first.size) // len(calls)}
+            self._frame = np.array([[0, 1, 0, 1, *(numbers[n] for n in TURNS.numbers), self._table.ctypes.data]] * 2, np.int64)
+            self._address = FrameAddress(self._frame)
+        self._contents[:], self._table[self._growth] = first, (second - first)[grown]
+        self._frame[:, FIELDS + TURNS.numbers.index("count")] = now(self._count)
+        return [(self._function.call, (self._address,))]
 
 
 class CodeLayer(RecurrentLayer):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
@@ -18,9 +17,10 @@ from ..elementwise.compile import Compiled, NotCompiled, compiled, kept, level, 
 from ..elementwise.expression import Term, order
 from ..elementwise.machine_code import STRIP, MachineCode, emit, grows
 from ..elementwise.primitives import NotEmitted
+from ..ir.sizes import late, now
 from . import onednn
 from .elementwise import collapsed
-from .table import Refused, Site
+from .table import Site
 from .values import Bound, Buffer, Value, address_of, strides_of
 
 MISSING = "its machine code is not made yet"
@@ -80,48 +80,105 @@ class MachineStep:
     reads: tuple[Value, ...]
     sizes: tuple[int, int, int, int]
     steps: tuple[tuple[int, ...], ...]
-    threads: int
-    chunk: int
+    threads: Any
+    chunk: Any
 
     def emit(self, site: Site, ys: Sequence[Value], name: str) -> None:
         """Add the step that computes results."""
         values = [*self.reads, *ys]
-        lengths = [s[0] * self.threads for s in self.steps[len(values) :]]  # of the rows of scratch
-        scratch = site.scratch(sum(lengths)) if lengths else None
+        lengths = [late(lambda n, t: n * t, s[0], self.threads) for s in self.steps[len(values) :]]  # of the rows of scratch
+        scratch = site.scratch(late(lambda *n: sum(n), *lengths)) if lengths else None
         numbers = [self.chunk, *self.sizes, *(n for s in self.steps for n in s)]
-        bind = framed(self.function, self.threads, numbers, values, scratch, lengths)
+        bind = FrameStep(self.function, self.threads, numbers, values, scratch, lengths)
         site.emit(bind, reads=self.reads, writes=ys, kernel=f"machine.{name}", scratch=scratch)
 
 
-def framed(
-    function: Compiled,
-    threads: int,
-    numbers: Sequence[int],
-    values: Sequence[Value],
-    scratch: Buffer | None = None,
-    lengths: Sequence[int] = (),
-) -> Callable[[], Bound]:
-    """The function that binds machine code to the present addresses; see elementwise/machine_code.py for the frame.
+@dataclass(frozen=True)
+class InnerFrame:
+    """A frame that another one has an address of.
 
-    Args:
+    Attributes:
+        frame: the memory, int64.
+        start: where the numbers begin in it.
+        numbers: they, before the addresses.
+        values: whose addresses follow.
+    """
+
+    frame: Value
+    start: int
+    numbers: Sequence[Any]
+    values: Sequence[Value]
+
+    def write(self) -> None:
+        """Write the present numbers and addresses."""
+        self.frame.array[self.start :] = [*map(now, self.numbers), *(v.address for v in self.values)]
+
+
+class FrameStep:
+    """Binds machine code to the present sizes and addresses; see elementwise/machine_code.py for the frame.
+
+    Attributes:
         function: the code.
+        frames: the frame, and the same one for one thread.
         threads: the number of threads.
         numbers: what a thread claims at a time, and the numbers that follow in the frame.
         values: the inputs and the results.
         scratch: temporary memory.
         lengths: the bytes of each array in it.
+        inner: other frames.
+        start: the place of the first address.
+        is_written: whether the binding of a plan writes the frames of all steps at once.
+        moved: then the addresses that differ from run to run: where each is, and the value.
     """
-    region, count = onednn.parallel_region() if threads > 1 else 0, len(values) + len(lengths)
-    row = [*numbers, *[0] * count]
-    frames = np.array([[0, threads if region else 1, region, *row], [0, 1, 0, *row]], np.int64)
-    start, address = frames.shape[1] - count, FrameAddress(frames)
 
-    def bind() -> Bound:
+    def __init__(
+        self,
+        function: Compiled,
+        threads: Any,
+        numbers: Sequence[Any],
+        values: Sequence[Value],
+        scratch: Buffer | None = None,
+        lengths: Sequence[Any] = (),
+        inner: Sequence[InnerFrame] = (),
+    ) -> None:
+        self.function, self.threads, self.numbers, self.values = function, threads, numbers, values
+        self.scratch, self.lengths, self.inner = scratch, lengths, inner
+        self._varies = any(type(n) is not int for n in (threads, *numbers, *lengths))
+        self.start = 3 + len(numbers)
+        row = [*map(now, numbers), *[0] * (len(values) + len(lengths))]
+        self.frames = np.array([[0, *regions(now(threads)), *row], [0, 1, 0, *row]], np.int64)
+        self._address = FrameAddress(self.frames)
+        self.is_written = False
+        self.moved: list[tuple[np.ndarray, Value]] = []
+
+    def move(self, memory: np.ndarray) -> None:
+        """Let the frames be in other memory."""
+        memory[...] = self.frames
+        self.frames, self._address = memory, FrameAddress(memory)
+
+    def __call__(self) -> Bound:
+        if not self.is_written:
+            self._write()
+        for target, v in self.moved:
+            target[...] = v.address
+        return [(self.function.call, (self._address,))]
+
+    def _write(self) -> None:
+        frames, scratch = self.frames, self.scratch
+        for one in self.inner:
+            one.write()
+        if self._varies:
+            frames[0, 1:3] = regions(now(self.threads))
+            frames[:, 3 : self.start] = [n if type(n) is int else n.now() for n in self.numbers]
         base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
-        frames[:, start:] = [*(v.address for v in values), *accumulate(lengths, initial=base)][:count]
-        return [(function.call, (address,))]
+        places = accumulate(map(now, self.lengths), initial=base)
+        frames[:, self.start :] = [*(v.address for v in self.values), *places][: frames.shape[1] - self.start]
 
-    return bind
+
+def regions(threads: int) -> tuple[int, int]:
+    """The number of threads, and the address of the function that starts them, or 0 for one thread."""
+    region = onednn.parallel_region() if threads > 1 else 0
+    return threads if region else 1, region
 
 
 def machine_step(
@@ -157,8 +214,16 @@ def machine_step(
     steps += [(-(-length * t.itemsize // 64) * 64, 0, width * t.itemsize, t.itemsize) for t in types]
     single = sizes[1] * sizes[2] == 1
     flat, alone = single and not rows.axes, single and rows.axes and not across
-    threads = site.options.threads if work > PARALLEL and not alone else 1
-    return MachineStep(function, reads, sizes, tuple(steps), threads, CHUNK if flat else max(1, CHUNK // length))
+    threads = 1 if alone else late(_threads, work, site.options.threads)
+    return MachineStep(function, reads, sizes, tuple(steps), threads, CHUNK if flat else late(_chunk, length))
+
+
+def _threads(work: int, most: int) -> int:
+    return most if work > PARALLEL else 1
+
+
+def _chunk(length: int) -> int:
+    return max(1, CHUNK // length)
 
 
 _Steps = tuple[int, int, int, int]
@@ -190,7 +255,7 @@ def movement(step: int, itemsize: int) -> str:
 def _count(site: Site, t: Term) -> Value:
     """The number of elements along axes."""
     count = math.prod(t.args[0].shape[a] for a in t.extra)
-    return site.constant(np.array([count], t.dtype))
+    return site.number(count, t.dtype)
 
 
 class FrameAddress(int):
@@ -198,28 +263,23 @@ class FrameAddress(int):
 
     Attributes:
         frames: the frame, and the same one for one thread.
-        threads: the number of threads.
         single: the address of the one for one thread.
         keeps: what its numbers refer to.
     """
 
     frames: np.ndarray
-    threads: int
     single: int
     keeps: Any = None
 
     def __new__(cls, frames: np.ndarray) -> FrameAddress:
         made = super().__new__(cls, frames.ctypes.data)
-        made.frames, made.threads, made.single = frames, int(frames[0, 1]), int(frames[1].ctypes.data)
+        made.frames, made.single = frames, int(frames[1].ctypes.data)
         return made
 
-
-def bound_code(call: tuple[Any, tuple[Any, ...]]) -> tuple[int, np.ndarray]:
-    """The address of the machine code of a bound call, and its frame for one thread."""
-    function, (address,) = call
-    if not isinstance(address, FrameAddress):
-        raise Refused("a step is not machine code")
-    return ctypes.cast(function, ctypes.c_void_p).value or 0, address.frames[1]
+    @property
+    def threads(self) -> int:
+        """The number of threads now."""
+        return int(self.frames[0, 1])
 
 
 Code = tuple[Compiled, tuple[int, ...], tuple[np.dtype[Any], ...]]
@@ -250,10 +310,10 @@ def machine_code(
     if found is None:
         try:
             function = None if key in _ASKED else kept(key, "k")
-            waited = site.options.deterministic or waits()
+            waited = site.options.deterministic or waits() or site.is_open
             if function is None:
-                _ASKED[key] += work
-                if not waited and work < WORTH and _ASKED[key] < TOGETHER:
+                _ASKED[key] += now(work)
+                if not waited and now(work) < WORTH and _ASKED[key] < TOGETHER:
                     return None
             code = emit("k", results, dict(enumerate(classes)), axes, across)
         except (NotEmitted, NotCompiled) as reason:

@@ -80,7 +80,7 @@ class WindowRows:
     @property
     def columns(self) -> int:
         """The columns of whole units of work."""
-        return tile_sizes(1, self.outputs)["groups"] * TILES * LANES
+        return int(tile_sizes(1, self.outputs)["groups"]) * TILES * LANES
 
     def matrices(self, w: np.ndarray) -> np.ndarray:
         """Filters as (blocks, taps * place, outputs)."""

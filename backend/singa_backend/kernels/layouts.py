@@ -18,6 +18,7 @@ CACHED = 1 << 21
 def concat(site: Site, *values: Value) -> Value:
     """Activations whose channels are innermost in memory, joined along any axis."""
     first = values[0]
+    site.require(not any(v.is_open for v in values), "sizes differ between runs")
     require_plain(site, *values, dtypes=MOVED)
     axis, rank = site.attributes["axis"], first.ndim
     site.require(-rank <= axis < rank, "the axis is out of range")

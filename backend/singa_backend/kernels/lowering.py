@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.sizes import OpenSize
 from ..proto.tensor_data import release
 from . import onednn as dnn
 from .onednn import MemoryDesc, Primitive
@@ -71,6 +72,8 @@ def require_plain(site: Site, *values: Value | None, dtypes: Sequence[Any] = (F3
     for v in values:
         if v is not None:
             site.require(v.dtype in dtypes, f"the dtype is {v.dtype}")
+            if v.is_open:
+                raise OpenSize("its size differs between runs")
             site.require(v.size, "an input is empty")
             site.require(0 < v.ndim <= 6, f"an input has rank {v.ndim}")
             size = v.dtype.itemsize
@@ -154,7 +157,7 @@ def remark(site: Site, refusal: dnn.Unimplemented) -> None:
 def copy(site: Site, x: Value, y: Value) -> None:
     """Add the step that copies x to y, of the same shape and dtype and another memory order."""
     forward = all(d == 1 or s > 0 for v in (x, y) for d, s in zip(v.shape, v.strides, strict=True))
-    if x.size >= LARGE and x.dtype in MOVED and forward and dnn.library() is not None:
+    if not x.is_open and x.size >= LARGE and x.dtype in MOVED and forward and dnn.library() is not None:
         try:
             with threads_for(x.size * 8):
                 made = dnn.reorder(desc(x), desc(y))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +11,10 @@ from ..elementwise.builder import LANES
 from ..elementwise.compile import NotCompiled
 from ..gemm.frame import FrameFunction
 from ..gemm.tiles import HEIGHT, TILES
-from .frames import framed
+from ..ir.sizes import late
+from .frames import FrameStep, InnerFrame
 from .table import Site
-from .values import Bound, Value
+from .values import Value
 
 PARALLEL = 1 << 20
 """The products of two numbers from which several threads compute a step."""
@@ -27,28 +29,42 @@ GAP = 64
 def bound_product(
     site: Site,
     function: FrameFunction,
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, Any],
     values: Mapping[str, Value],
-    work: int,
-    units: int | None = None,
-) -> Callable[[], Bound]:
-    """The function that binds a call of a function; see `emit_product`."""
+    work: Any,
+    units: Any = None,
+    inner: Sequence[InnerFrame] = (),
+) -> FrameStep:
+    """What binds a call of a function; see `emit_product`."""
     try:
         compiled = function.compiled()
     except NotCompiled as reason:
         site.refuse(str(reason))
     if units is None:
-        units = -(-sizes["rows"] // sizes["height"]) * sizes["groups"] if "groups" in function.layout.numbers else sizes["rows"]
-    threads = site.options.threads if work > PARALLEL and units > 1 else 1
-    chunk = max(1, min(CLAIM * units // max(work, 1), units // threads))
+        has_groups = "groups" in function.layout.numbers
+        units = late(_units, *(sizes[n] for n in ("rows", "height", "groups"))) if has_groups else sizes["rows"]
+    threads = late(_threads, work, units, site.options.threads)
+    chunk = late(_chunk, work, units, threads)
     first = next(iter(values.values()))
     given = [values.get(p, first) for p in function.layout.pointers]
-    return framed(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given)
+    return FrameStep(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given, inner=inner)
+
+
+def _units(rows: int, height: int, groups: int) -> int:
+    return -(-rows // height) * groups
+
+
+def _threads(work: int, units: int, most: int) -> int:
+    return most if work > PARALLEL and units > 1 else 1
+
+
+def _chunk(work: int, units: int, threads: int) -> int:
+    return max(1, min(CLAIM * units // max(work, 1), units // threads))
 
 
 def emit_product(
-    site: Site, function: FrameFunction, sizes: Mapping[str, int], values: Mapping[str, Value], writes: Sequence[str], work: int,
-    name: str, units: int | None = None, before: Callable[[], object] = int, keeps: Sequence[object] = (),
+    site: Site, function: FrameFunction, sizes: Mapping[str, Any], values: Mapping[str, Value], writes: Sequence[str], work: Any,
+    name: str, units: Any = None, inner: Sequence[InnerFrame] = (), keeps: Sequence[object] = (),
 ) -> None:  # fmt: skip
     """Add the step of a function; declines if it has no machine code.
 
@@ -61,23 +77,18 @@ def emit_product(
         work: the products of two numbers in all.
         name: of the step, for reports.
         units: of work; by default groups of tiles for each part of the rows, or rows.
-        before: is called before addresses are bound.
+        inner: the frames of functions that it calls.
         keeps: what the step needs besides.
     """
-    bound = bound_product(site, function, sizes, values, work, units)
-
-    def bind() -> Bound:
-        before()
-        return bound()
-
+    bind = bound_product(site, function, sizes, values, work, units, inner)
     written = tuple(values[w] for w in writes)
     reads = [v for v in values.values() if v not in written]
     site.emit(bind, reads=reads, writes=written, kernel=f"machine.{name}", keeps=keeps)
 
 
-def tile_sizes(rows: int, n: int) -> dict[str, int]:
+def tile_sizes(rows: Any, n: Any) -> dict[str, Any]:
     """The sizes of a product of so many rows and columns."""
-    return {"rows": rows, "n": n, "groups": -(-n // (LANES * TILES)), "height": min(rows, HEIGHT)}
+    return {"rows": rows, "n": n, "groups": -(-n // (LANES * TILES)), "height": late(lambda r: min(r, HEIGHT), rows)}
 
 
 def spread_lanes(tiles: np.ndarray, rows: np.ndarray) -> None:

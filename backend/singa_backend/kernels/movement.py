@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ..devices import namespaces
 from ..dtypes import numpy_dtype
+from ..ir.sizes import at_least_zero, broadcast_sizes, is_open, now, settled, typical
 from ..ir.slices import slice_of
 from ..proto.tensor_data import check_of
 from .elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, compute, number, order_of
 from .table import Invalid, Site, kernel, worst
 from .values import ANY, FINITE, NAN, Bound, LazyBuffer, Value, strides_of
-from .views import axes_in, ints
+from .views import axes_in, ints, numbers_of
 
 RAISE_BYTES = 1 << 14
 """Up to this size NumPy checks the indices of a gather itself, which costs a copy of the result."""
+
+
+VIEWED = 1 << 12
+"""The highest number of constant indices that are looked at, for steps that are equal."""
 
 
 def put(y: np.ndarray, x: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -50,12 +56,29 @@ def slice_1(site: Site, x: Value) -> Value:
 
 def _sliced(site: Site, x: Value, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]) -> Value:
     site.require(len(starts) == len(ends) == len(axes) == len(steps) and all(steps), "not a valid slice")
+    which = axes_in(site, axes, x.ndim)
+    if is_open((*x.shape, *starts, *ends)):
+        site.require(all(isinstance(s, int) and s > 0 for s in steps), "a step is negative")
+        return _part(x, dict(zip(which, zip(starts, ends, steps, strict=True), strict=True)))
     index = [slice(None)] * x.ndim
-    for axis, start, end, step in zip(axes_in(site, axes, x.ndim), starts, ends, steps, strict=True):
+    for axis, start, end, step in zip(which, starts, ends, steps, strict=True):
         found = slice_of(start, end, step, x.shape[axis])
         assert found is not None
         index[axis] = found
     return x.like(x.array[tuple(index)])
+
+
+def _part(x: Value, slices: Mapping[int, tuple[Any, Any, int]]) -> Value:
+    """The view of (start, end, positive step) along axes."""
+    shape, strides, offset = list(x.shape), list(x.strides), 0
+    for axis, (start, end, step) in slices.items():
+        size = x.shape[axis]
+        low, high = (n + size if n < 0 else n for n in (start, end))
+        low, high = (at_least_zero(n) for n in (low, high))
+        low, high = (size if n > size else n for n in (low, high))
+        shape[axis], strides[axis] = at_least_zero((high - low + step - 1) // step), x.strides[axis] * step
+        offset += low * x.strides[axis]
+    return x.view(shape, strides, offset)
 
 
 @kernel("Split", 2, 11, 13, 18, on="view")
@@ -84,10 +107,12 @@ def split(site: Site, x: Value, sizes: Value | None = None) -> tuple[Value | Non
 def expand(site: Site, x: Value, shape: Value) -> Value:
     site.require(x.size, "the input is empty")
     try:
-        array = np.broadcast_to(x.array, np.broadcast_shapes(x.shape, ints(site, shape, "the shape")))
+        wanted = broadcast_sizes(x.shape, ints(site, shape, "the shape"))
     except ValueError:
         site.refuse("the shapes do not broadcast")
-    return x.like(array)
+    before = len(wanted) - x.ndim
+    strides = [0 if d == 1 and n != 1 else s for d, s, n in zip(x.shape, x.strides, wanted[before:], strict=True)]
+    return x.view(wanted, [0] * before + strides)
 
 
 # --- gathers
@@ -99,15 +124,16 @@ def gather_view(site: Site, x: Value, indices: Value) -> Value:
     site.require(indices.constant and indices.dtype in SIGNED, "the indices depend on the data")
     axis = axis_in(site, site.attributes["axis"], x.ndim)
     size, stride = x.shape[axis], x.strides[axis]
-    where = indices.array.reshape(-1)
-    site.require(where.size and where.min() >= -size and where.max() < size, "an index is out of range")
-    where = np.where(where < 0, where + size, where)
-    site.require(indices.ndim < 2 or where.size == 1, "the indices have several axes")
-    steps = np.diff(where)
-    site.require(not steps.size or (steps == steps[0]).all(), "the steps are not equal")
-    step = stride * int(steps[0]) if steps.size else x.dtype.itemsize
+    site.require(indices.size <= VIEWED, "there are many indices")
+    where = numbers_of(indices)
+    site.require(where and all(-size <= i < size for i in {min(where), max(where)}), "an index is out of range")
+    where = [i + size if i < 0 else i for i in where]
+    site.require(indices.ndim < 2 or len(where) == 1, "the indices have several axes")
+    steps = [b - a for a, b in pairwise(where)]
+    site.require(all(s == steps[0] for s in steps), "the steps are not equal")
+    step = stride * steps[0] if steps else x.dtype.itemsize
     shape = x.shape[:axis] + indices.shape + x.shape[axis + 1 :]
-    return x.view(shape, x.strides[:axis] + (step,) * indices.ndim + x.strides[axis + 1 :], int(where[0]) * stride)
+    return x.view(shape, x.strides[:axis] + (step,) * indices.ndim + x.strides[axis + 1 :], where[0] * stride)
 
 
 def _from_front(i: np.ndarray, size: int) -> np.ndarray:
@@ -120,7 +146,7 @@ def _from_front(i: np.ndarray, size: int) -> np.ndarray:
 def _constant_places(site: Site, indices: Value, size: int) -> np.ndarray | None:
     """Constant indices counted from the front; None for others."""
     site.require(indices.dtype in SIGNED and indices.size, "the indices are empty or not signed")
-    if not indices.constant:
+    if not indices.constant or not isinstance(size, int) or indices.contents is not None:
         return None
     try:
         return np.ascontiguousarray(_from_front(indices.array, size), np.intp)
@@ -144,15 +170,15 @@ def gather(site: Site, x: Value, indices: Value) -> Value:
         else:  # the rows of a table in a file are read there, as bytes that need not be aligned
             row = f"V{x.nbytes // size}"
             take = np.ndarray((size,), row, source, x.offset).take
-            out = np.ndarray(indices.shape, row, y.buffer.memory, y.offset)
+            out = np.ndarray(settled(indices.shape), row, y.buffer.memory, now(y.offset))
             check = check_of(source)
             calls += [] if check is None else [(check, ())]
         i = indices.array
         if places is not None:
             return [*calls, (take, (places, axis, out, "clip"))]
-        if y.nbytes <= RAISE_BYTES:
+        if now(y.nbytes) <= RAISE_BYTES:
             return [*calls, (_taken, (take, i, axis, out))]
-        return [*calls, (_taken_checked, (take, i, i.view(f"u{i.dtype.itemsize}"), size, axis, out))]
+        return [*calls, (_taken_checked, (take, i, i.view(f"u{i.dtype.itemsize}"), now(size), axis, out))]
 
     site.emit(bind, reads=(x, indices), writes=(y,), kernel="numpy.take")
     return y
@@ -372,7 +398,7 @@ def concat(site: Site, *values: Value) -> Value:
     if len(values) == 1:
         return first.view(first.shape, first.strides)
     shape = (*first.shape[:axis], sum(v.shape[axis] for v in values), *first.shape[axis + 1 :])
-    y = site.new(shape, first.dtype, order_of(max(values, key=lambda v: v.size)), worst(*values))
+    y = site.new(shape, first.dtype, order_of(max(values, key=lambda v: typical(v.size))), worst(*values))
     parts, start = [], 0
     for v in values:
         if v.size:
@@ -418,7 +444,7 @@ def _padded(site: Site, x: Value, pads: Sequence[int], value: Value | None, axes
         fronts[axis], ends[axis] = front, end
     kept = [(max(0, -f), d - max(0, -e)) for f, d, e in zip(fronts, x.shape, ends, strict=True)]
     site.require(all(low < high for low, high in kept), "the pads remove everything")
-    inner = x.like(x.array[tuple(slice(low, high) for low, high in kept)])
+    inner = _part(x, {axis: (low, high, 1) for axis, (low, high) in enumerate(kept)})
     fronts, ends = [max(0, f) for f in fronts], [max(0, e) for e in ends]
     if not any(fronts) and not any(ends):
         return inner

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..ir.sizes import broadcast_sizes, is_open
 from . import onednn as dnn
 from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
@@ -71,7 +72,7 @@ class MatrixProduct:
 
     def __init__(self, site: Site, a: Value, b: Value, source: Value | None = None) -> None:
         self.site, self.key = site, (source or b).key
-        self.shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        self.shape = (*broadcast_sizes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         self.flops = 2 * math.prod(self.shape) * a.shape[-1]
         rows = merged(a.shape[:-1], a.strides[:-1]) if math.prod(b.shape[:-2]) == 1 else None
         self.folded = rows is not None
@@ -80,14 +81,14 @@ class MatrixProduct:
             b = b.view(b.shape[-2:], b.strides[-2:])
         self.a, self.b = self._operand(a), self._operand(b)
         self.fpmath = fpmath(site.options)
-        few = self.a.shape[-2] < FEW or (self.flops <= LITTLE and not packs_products())
-        always = site.options.deterministic or dnn.library() is None
+        always = site.options.deterministic or dnn.library() is None or is_open((*self.shape, a.shape[-1]))
+        few = always or self.a.shape[-2] < FEW or (self.flops <= LITTLE and not packs_products())
         self.by_code = not declined(site) and (always or (self.folded and self.b.constant and few))
         self.finiteness = FINITE if a.finiteness == b.finiteness == FINITE else NAN
 
     def _operand(self, x: Value) -> Value:
         """A matrix that has a dense axis, in a batch of the rank of the result."""
-        if min(x.strides) < 0 or not any(x.strides[i] == x.dtype.itemsize or x.shape[i] == 1 for i in (-2, -1)):
+        if any(s < 0 for s in x.strides) or not any(x.strides[i] == x.dtype.itemsize or x.shape[i] == 1 for i in (-2, -1)):
             x = contiguous(self.site, x)
         rank = 2 if self.folded else len(self.shape)
         shape = [1 if not s else d for d, s in zip(x.shape[:-2], x.strides[:-2], strict=True)]
@@ -314,7 +315,7 @@ def _check(site: Site, a: Value, b: Value) -> None:
     site.require(a.shape[-1] == b.shape[-2 if b.ndim > 1 else 0], "the inner sizes differ")
     site.require(a.dtype == b.dtype, "different element types")
     try:
-        np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        broadcast_sizes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         site.refuse("the batches do not broadcast")
 
@@ -389,7 +390,7 @@ def matmul_numpy(site: Site, a: Value, b: Value) -> Value:
 
 
 def _shape(a: Value, b: Value) -> tuple[int, ...]:
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast_sizes(a.shape[:-2], b.shape[:-2])
     return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
 
 
@@ -425,7 +426,7 @@ def _gemm(site: Site, a: Value, b: Value, c: Value | None) -> tuple[float, Value
     shape = (left.shape[0], right.shape[1])
     if c is not None:
         try:
-            fits = np.broadcast_shapes(c.shape, shape) == shape and c.dtype == a.dtype and c.size
+            fits = broadcast_sizes(c.shape, shape) == shape and c.dtype == a.dtype and c.size
         except ValueError:
             fits = False
         site.require(fits, "C does not fit")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import numpy_dtype
+from ..ir.sizes import broadcast_sizes
 from . import onednn as dnn
 from .elementwise import order_of
 from .integer_tails import INT8, INT32, Tail, create, result, scalar
@@ -184,7 +185,7 @@ def add(site: Site, a: Value, b: Value) -> Value:
     """A sum that is quantized."""
     site.require(any(f.name == "QuantizeLinear" for f in site.followers), "the sum is not quantized")
     require_plain(site, a, b)
-    if a.shape != np.broadcast_shapes(a.shape, b.shape):
+    if a.shape != broadcast_sizes(a.shape, b.shape):
         a, b = b, a
     order = order_of(a)
     site.require(order is not None, "the input has gaps")

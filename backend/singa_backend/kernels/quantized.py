@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.sizes import broadcast_sizes
 from ..ir.windows import Windows, windows
 from . import onednn as dnn
 from .convolution import ends, filters_of, geometry
@@ -259,7 +260,7 @@ class IntegerProduct:
         site.require(a.ndim >= 2 and b.ndim >= 2 and a.shape[-1] == b.shape[-2], "the shapes do not match")
         self.site = site
         try:
-            lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            lead = broadcast_sizes(a.shape[:-2], b.shape[:-2])
         except ValueError:
             site.refuse("the shapes do not match")
         site.require(max(a.ndim, b.ndim) <= 6, "there are more than 6 axes")

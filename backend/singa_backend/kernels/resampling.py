@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
+from ..ir.sizes import Size, is_open, now, settled
 from ..ir.spans import ROUND, Kernel, Span, cubic, linear, scaled, sized, taps_of
 from . import onednn as dnn
 from .lowering import F32, channels_last, dense_desc, emit, pinned, require_plain, threads_for
 from .onednn import MemoryDesc
 from .table import Site, kernel
 from .values import FINITE, Value, dense, last_order, strides_of
-from .views import axes_in
+from .views import axes_in, numbers_of
 
 NEAREST = (F32, np.dtype(np.int8), np.dtype(np.uint8))
 """The dtypes that oneDNN resamples."""
@@ -27,7 +30,7 @@ def resize(site: Site, x: Value, roi: Value | None = None, scales: Value | None 
     """Resize by scales or sizes that are the same in every run."""
     a = site.attributes
     mode, coordinates = a["mode"], a["coordinate_transformation_mode"]
-    known = [() if v is None else tuple(v.array.reshape(-1).tolist()) for v in (scales, sizes) if v is None or v.constant]
+    known = [() if v is None else tuple(numbers_of(v)) for v in (scales, sizes) if v is None or v.constant]
     site.require(len(known) == 2 and bool(known[0]) != bool(known[1]), "the scales or sizes depend on the data")
     site.require(coordinates != "tf_crop_and_resize", "it crops")
     site.require(coordinates != "half_pixel_symmetric" or site.version >= 19, "not a mode of this version")
@@ -40,7 +43,11 @@ def resize(site: Site, x: Value, roi: Value | None = None, scales: Value | None 
             spans = [scaled(axis, x.shape[axis], scale) for axis, scale in zip(along, known[0], strict=True)]
         else:
             policy = a.get("keep_aspect_ratio_policy", "stretch")
-            spans = sized(along, x.shape, tuple(int(v) for v in known[1]), policy, [(0.0, 1.0)] * len(along))
+            if is_open((*known[1], *x.shape)):
+                site.require(policy == "stretch", "sizes by name have a common scale")
+                spans = [Span(axis, x.shape[axis], new, new, x.shape[axis]) for axis, new in zip(along, known[1], strict=True)]
+            else:
+                spans = sized(along, x.shape, tuple(int(v) for v in known[1]), policy, [(0.0, 1.0)] * len(along))
         weigh: tuple[Kernel, int] | None = None
         if mode != "nearest":
             weigh = (linear, 1) if mode == "linear" else (cubic(a["cubic_coeff_a"]), 2)
@@ -93,22 +100,25 @@ def _resized(
     antialias: bool = False,
 ) -> Value:
     """Resize along each axis; `weigh` is the kernel of an interpolation and its radius."""
-    active = [s for s in spans if s.new != s.old or s.scale != 1]
+    active = [s for s in spans if s.new != s.old or s.up != s.down]
     shape = list(x.shape)
     for span in active:
         shape[span.axis] = span.new
     site.require(x.size and all(shape), "a tensor is empty")
-    limits.admit(shape, x.dtype)  # before the coordinates, which are as many as the cells of an axis
+    limits.admit(settled(shape), x.dtype)  # before the coordinates, which are as many as the cells of an axis
     if not active:
         return x.view(x.shape, x.strides)
+    if is_open(d for s in active for d in (s.old, s.new)):
+        site.require(weigh is None, "weights depend on sizes that differ between runs")
+        return _taken(site, x, active, [partial(_nearest, s, coordinates, rounding) for s in active])
     places = [s.coordinates(coordinates) for s in active]
     if weigh is None:
-        indices = [np.clip(rounding(s)(at), 0, s.old - 1).astype(np.int64) for s, at in zip(active, places, strict=True)]
+        indices = [_nearest(s, coordinates, rounding) for s in active]
         if all(map(_is_nearest, active, indices)):
             made = _by_onednn(site, x, active, shape, "nearest")
             if made is not None:
                 return made
-        return _taken(site, x, active, indices)
+        return _taken(site, x, active, [partial(np.asarray, i) for i in indices])
     require_plain(site, x)
     site.require(x.finiteness == FINITE, "the input may be infinite")
     site.needs_finite()  # a place with weight 0 does not count
@@ -122,6 +132,14 @@ def _resized(
         np.add.at(matrix, (np.arange(s.new)[:, None], index), weights)
         x = _multiplied(site, x, s, matrix.astype(np.float32))
     return x
+
+
+def _nearest(span: Span, coordinates: str, rounding: Callable[[Span], Kernel]) -> np.ndarray:
+    """The places of an axis that are taken, for the present sizes."""
+    up, down = (now(n) if isinstance(n, Size) else n for n in (span.up, span.down))
+    s = replace(span, old=now(span.old), new=now(span.new), up=up, down=down)
+    made: np.ndarray = np.clip(rounding(s)(s.coordinates(coordinates)), 0, s.old - 1).astype(np.int64)
+    return made
 
 
 def _is_nearest(span: Span, index: np.ndarray) -> bool:
@@ -160,15 +178,15 @@ def _in_memory(site: Site, x: Value) -> list[int]:
     return order
 
 
-def _taken(site: Site, x: Value, active: Sequence[Span], indices: Sequence[np.ndarray]) -> Value:
+def _taken(site: Site, x: Value, active: Sequence[Span], indices: Sequence[Callable[[], np.ndarray]]) -> Value:
     """Take places along one axis after the other."""
     for span, index in zip(active, indices, strict=True):
         order = _in_memory(site, x)
         y = site.new([*x.shape[: span.axis], span.new, *x.shape[span.axis + 1 :]], x.dtype, order, x.finiteness)
         axis = order.index(span.axis)
 
-        def bind(x: Value = x, y: Value = y, order: list[int] = order, axis: int = axis, index: np.ndarray = index) -> Any:
-            return [(x.array.transpose(order).take, (index, axis, y.array.transpose(order), "clip"))]
+        def bind(x: Value = x, y: Value = y, order: list[int] = order, axis: int = axis, index: Any = index) -> Any:
+            return [(x.array.transpose(order).take, (index(), axis, y.array.transpose(order), "clip"))]
 
         site.emit(bind, reads=(x,), writes=(y,), kernel="numpy.take")
         x = y

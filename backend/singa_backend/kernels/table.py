@@ -121,6 +121,7 @@ class Site(ABC):
         followers: the calls that the kernel may compute too, in order, with `absorb`.
         steps: what the kernel has emitted.
         shared: what belongs to the graph and is shared by its plans: packed weights.
+        is_open: whether sizes may differ between runs of the plan.
         checked: the values that a step has found to be finite, if the kernel is used.
         wanted: what makes the machine code that the kernel would use, by the key of the code.
         notes: for reports, of each step that follows: the primitives that are not trusted, in place of which others are used.
@@ -134,6 +135,7 @@ class Site(ABC):
     options: Options
     followers: Sequence[Follower]
     shared: KernelCache
+    is_open = False
 
     def __init__(self) -> None:
         self.steps: list[PlanStep] = []
@@ -192,9 +194,13 @@ class Site(ABC):
         for v in values:
             if v is None or v.finiteness == FINITE or v in self.checked:
                 continue
-            self.require(is_finite(v.array), "a value is not finite")
+            self.require(self.is_finite(v), "a value is not finite")
             self.emit(partial(_check, v), reads=(v,), writes=(), kernel="numpy.isfinite")
             self.checked.append(v)
+
+    def is_finite(self, value: Value) -> bool:
+        """Whether a value is finite now."""
+        return is_finite(value.array)
 
     @abstractmethod
     def reusable(self, place: int) -> bool:
@@ -203,6 +209,10 @@ class Site(ABC):
     @abstractmethod
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         """A value that is the same in every run."""
+
+    def number(self, size: Any, dtype: np.dtype[Any]) -> Value:
+        """A size as a constant of one element, which may have a name."""
+        return self.constant(np.array([size], dtype))
 
     @abstractmethod
     def body(self) -> Graph | None:

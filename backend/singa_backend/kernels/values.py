@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.sizes import Size, is_open, settled
 from ..proto.tensor_data import COPIED, copied, is_mapped, release
 
 ALIGNMENT = 64
@@ -172,6 +173,7 @@ class Value:
         finiteness: FINITE, INFINITE or NAN.
         key: identifies a constant of the graph, for what is derived from it; None for other values.
         low: ANY, LOW or REACHED: which infinities the finiteness permits.
+        contents: the elements of a constant that holds sizes by name: a flat list of numbers and sizes; None for other values.
     """
 
     buffer: Buffer
@@ -183,6 +185,7 @@ class Value:
     finiteness: int = FINITE
     key: Any = None
     low: int = ANY
+    contents: list[Any] | None = None
 
     @classmethod
     def of(cls, given: np.ndarray | LazyConstant, key: Any = None) -> Value:
@@ -214,12 +217,23 @@ class Value:
     @property
     def array(self) -> np.ndarray:
         """The array, in the buffer's present memory."""
-        if not self.size:
-            return np.empty(self.shape, self.dtype)
-        return np.ndarray(self.shape, self.dtype, self.buffer.memory, self.offset, self.strides)
+        if self.contents is not None:
+            return np.array([int(n) for n in self.contents], self.dtype).reshape(self.shape)
+        shape, strides = self.shape, self.strides
+        d: Any
+        for d in shape:
+            if type(d) is Size:
+                if d.space.settled:
+                    shape, strides = settled(shape), settled(strides)
+                break
+        if 0 in shape:
+            return np.empty(shape, self.dtype)
+        return np.ndarray(shape, self.dtype, self.buffer.memory, self.offset, strides)
 
     def read(self) -> np.ndarray:
         """The array for a computation now, which does not keep a constant that is in a file or computed."""
+        if self.contents is not None:
+            return self.array
         return np.ndarray(self.shape, self.dtype, self.buffer.read(), self.offset, self.strides)
 
     @property
@@ -231,7 +245,12 @@ class Value:
     def address(self) -> int:
         """The address of the first element in the buffer's present memory."""
         assert self.buffer.memory is not None
-        return address_of(self.buffer.memory) + self.offset
+        return address_of(self.buffer.memory) + int(self.offset)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its size differs between runs."""
+        return is_open(self.shape)
 
     @property
     def ndim(self) -> int:
@@ -272,7 +291,12 @@ class Value:
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Value:
         """A value of other shape and strides (bytes) in the same memory, `offset` bytes after this one's first element."""
         place, low = self.offset + offset, min(self.low, LOW)
-        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.finiteness, low=low)
+        constant = self.constant and self.contents is None and not is_open(shape)
+        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, constant, self.finiteness, low=low)
+
+    def unnamed(self) -> Value:
+        """A constant that holds sizes by name as a value that each run reads."""
+        return Value(self.buffer, self.shape, self.strides, self.dtype, self.offset, False, self.finiteness)
 
     def like(self, array: np.ndarray) -> Value:
         """The value that is this view of `self.array`, whose memory exists while the plan is traced."""
@@ -395,7 +419,7 @@ class PlanStep:
         notes: for reports: the reason for a slower kernel, layouts.
         scratch: memory that is used within the step only.
         keeps: objects that the calls need.
-        flops: the floating point operations; None if they are not known.
+        work: returns the floating point operations for the present sizes; None if they are not known.
         count: the number of bound calls.
     """
 
@@ -407,5 +431,5 @@ class PlanStep:
     notes: tuple[str, ...] = ()
     scratch: Buffer | None = None
     keeps: list[Any] = field(default_factory=list)
-    flops: int | None = 0
+    work: Callable[[], int | None] = int
     count: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..ir.declaration import Ints
 from ..ir.shapes import valid_axes
@@ -21,7 +22,12 @@ def ints(site: Site, value: Value | None, name: str, most: int = MOST_INTS) -> t
         return ()
     site.require(value.constant and value.dtype.kind in "iu", f"{name} depends on the data")
     site.require(value.size <= most, f"{name} has more than {most} numbers")
-    return tuple(int(v) for v in value.array.reshape(-1).tolist())
+    return tuple(numbers_of(value))
+
+
+def numbers_of(value: Value) -> list[Any]:
+    """The elements of a constant: numbers, and sizes by name."""
+    return value.contents if value.contents is not None else value.array.reshape(-1).tolist()
 
 
 def axes_in(site: Site, axes: Sequence[int], rank: int) -> tuple[int, ...]:
@@ -37,10 +43,32 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value | None:
     """A view of other shape; None if a copy is needed."""
     if math.prod(shape) != x.size or not x.size:
         return None
-    try:
-        return x.like(x.array.reshape(tuple(shape), copy=False))
-    except ValueError:
-        return None
+    strides = reshaped_strides(x.shape, x.strides, shape, x.dtype.itemsize)
+    return None if strides is None else x.view(shape, strides)
+
+
+def reshaped_strides(shape: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any], itemsize: int) -> list[Any] | None:
+    """The strides of a view of another shape with as many elements, of which there are some; None if there is no such view."""
+    old = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    made = [itemsize] * len(wanted)
+    axes = [i for i, d in enumerate(wanted) if d != 1]
+    first = start = 0
+    while first < len(axes):
+        # the fewest axes of both shapes, from these on, that have as many elements
+        last, end, new, size = first + 1, start + 1, wanted[axes[first]], old[start][0]
+        while new != size:
+            if new < size:
+                new, last = new * wanted[axes[last]], last + 1
+            else:
+                size, end = size * old[end][0], end + 1
+        if any(old[i][1] != old[i + 1][0] * old[i + 1][1] for i in range(start, end - 1)):
+            return None
+        step = old[end - 1][1]
+        for i in reversed(axes[first:last]):
+            made[i] = step
+            step = step * wanted[i]
+        first, start = last, end
+    return made
 
 
 def copied(site: Site, x: Value, shape: Sequence[int]) -> Value:

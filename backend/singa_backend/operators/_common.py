@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
+from ..ir.sizes import broadcast_sizes
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -22,7 +23,7 @@ def axis_of(axis: int, rank: int) -> int:
 def broadcast(*xs: Any) -> tuple[int, ...] | None:
     """Return the shape to which arrays are broadcast; None if they cannot be."""
     try:
-        return np.broadcast_shapes(*(x.shape for x in xs))
+        return broadcast_sizes(*(x.shape for x in xs))
     except ValueError:
         return None
 

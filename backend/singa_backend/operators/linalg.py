@@ -15,6 +15,7 @@ from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import WorkShape, operator
 from ..ir.shapes import Dim, KnownShapes, Shape, Unsure, agree
+from ..ir.sizes import broadcast_sizes
 from ._api import Array
 from ._common import clamped, length
 from ._flops import product
@@ -182,7 +183,7 @@ def _scaled(y: Array, factor: float) -> Array:
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Return whether `shape` broadcasts to `to` without changing it."""
     try:
-        return np.broadcast_shapes(shape, to) == to
+        return broadcast_sizes(shape, to) == to
     except ValueError:
         return False
 

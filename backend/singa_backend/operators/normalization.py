@@ -16,6 +16,7 @@ from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints, Version, Wanted, WorkShape, operator
 from ..ir.shapes import Dim, KnownShapes, Shape, Unsure, agree
+from ..ir.sizes import broadcast_sizes
 from ._api import Array
 from ._common import axes_of, axis_of
 from ._flops import each_input, size
@@ -24,7 +25,7 @@ from ._flops import each_input, size
 def fits(shape: Ints, to: Ints, what: str) -> None:
     """Raise OperatorError unless `shape` broadcasts to `to` without changing it."""
     try:
-        if np.broadcast_shapes(shape, to) == tuple(to):
+        if broadcast_sizes(shape, to) == tuple(to):
             return
     except ValueError:
         pass

@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from ..ir.sizes import now
 from ..kernels.values import ALIGNMENT, Buffer
 
 WORK = 60_000
@@ -32,8 +34,9 @@ def _peak(buffers: Sequence[Buffer]) -> tuple[int, int]:
     """The lower bound, and the first step at which so many bytes are live."""
     changes: dict[int, int] = {}
     for b in buffers:
-        changes[b.first] = changes.get(b.first, 0) + rounded(b.nbytes)
-        changes[b.last + 1] = changes.get(b.last + 1, 0) - rounded(b.nbytes)
+        nbytes = rounded(now(b.nbytes))
+        changes[b.first] = changes.get(b.first, 0) + nbytes
+        changes[b.last + 1] = changes.get(b.last + 1, 0) - nbytes
     live = peak = at = 0
     for step in sorted(changes):
         live += changes[step]
@@ -73,6 +76,38 @@ def place(buffers: Sequence[Buffer]) -> int:
                     b.offset = offset
             order.sort(key=lambda i: offsets[i] + sizes[i] <= bound)
     return best
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Which buffers share a place, whatever their sizes are: none of a slot are live at the same step.
+
+    Attributes:
+        slot: that of each buffer.
+        count: the number of slots.
+    """
+
+    slot: Sequence[int]
+    count: int
+
+
+def slots(buffers: Sequence[Buffer]) -> Slots:
+    """Let buffers share places: each takes the free slot whose present size is nearest to its own."""
+    slot = [0] * len(buffers)
+    sizes: list[int] = []
+    ends: list[int] = []
+    for i in sorted(range(len(buffers)), key=lambda i: (buffers[i].first, -now(buffers[i].nbytes))):
+        b = buffers[i]
+        size = now(b.nbytes)
+        free = [s for s in range(len(sizes)) if ends[s] < b.first]
+        if free:
+            best = min(free, key=lambda s: (abs(sizes[s] - size), s))
+        else:
+            best = len(sizes)
+            sizes.append(0)
+            ends.append(0)
+        slot[i], sizes[best], ends[best] = best, max(sizes[best], size), b.last
+    return Slots(slot, len(sizes))
 
 
 def _conflicts(buffers: Sequence[Buffer], most: int) -> list[list[int]] | None:

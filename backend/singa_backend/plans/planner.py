@@ -21,7 +21,7 @@ from .. import dtypes, limits
 from ..elementwise.later import QUEUE
 from ..errors import ResourceExhausted
 from ..ir import graph as ir
-from ..ir.declaration import caches_of
+from ..ir.sizes import LOWEST, Formulas, OpenSize, Size, SizeSpace, now, settled
 from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
 from ..kernels.values import Value
@@ -32,12 +32,14 @@ from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .open.caches import Receivers
+from .open_sizes import OpenAxes, Pinned, PlanForm, growing_caches, grown_axes
 from .recompute import Homes, Recomputing
 from .trace import (
     Cache,
     Mismatch,
     NotOpen,
     OpaqueValue,
+    OtherSteps,
     PlanFacts,
     PlanTrace,
     RunState,
@@ -51,15 +53,6 @@ PLANS = 16
 """The number of plans of a model that are kept."""
 
 _SMALL = 1 << 12
-
-NOVEL = 2
-"""After this number of plans that later runs have not paid for, new shapes are computed by the definitions at first."""
-
-REPEATS = 4
-"""The number of runs with the same shapes, among the last shapes, after which these get a plan."""
-
-PAYING = 16
-"""The number of runs of plans that pay for one more whose shapes may not come again."""
 
 OPENED = 4
 """The number of open plans that are kept: each takes inputs of one batch."""
@@ -86,9 +79,9 @@ class UseDefinitions:
     reason: str
 
 
+OTHER_SIZES = UseDefinitions("a plan assumes other sizes")
 NOT_FINITE = UseDefinitions("an input has a NaN or an infinity, and kernels of the plan need finite inputs")
 EXCEEDS = UseDefinitions("the plan exceeds a limit of the run")
-NEW_SHAPES = UseDefinitions("the shapes are new, and plans of other new shapes were not used again")
 REFUSED = UseDefinitions("a kernel refused a value, and the definitions report the error or compute the result")
 MOVING = UseDefinitions("sizes of results differ between runs of equal shapes")
 MEMORY = UseDefinitions("the plan needs more memory than the limits permit")
@@ -130,13 +123,19 @@ class Plan:
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
         is_plain: whether it is one segment without definitions, on arrays.
         homes: where the values of the trace are, if memory is bounded.
-        results_nbytes: what a run adds to the bytes that its budget counts, if it is plain.
+        is_sized: whether it computes all sizes that the model leaves open.
         turn: what runs of plans that share memory take turns with.
         history: what an open plan can repeat; None if it cannot.
+        space: the sizes that differ between runs; None if none does.
+        places: of each symbol, the inputs and axes that have it as size.
+        fixed: the inputs, axes and sizes that the plan assumes, besides the assumptions about symbols.
+        pins: the symbols and quotients that are numbers in it.
+        pattern: what all inputs that it may compute have in common.
+        largest: returns the bytes of the largest tensor for the values of the symbols.
     """
 
-    def __init__(self, planner: Planner, earlier: Plan | None = None) -> None:
-        self.planner = planner
+    def __init__(self, planner: Planner, earlier: Plan | None = None, is_sized: bool = False) -> None:
+        self.planner, self.is_sized = planner, is_sized
         self.state: RunState = RunState() if earlier is None else earlier.state
         self.facts: PlanFacts = (
             PlanFacts() if earlier is None else replace(earlier.facts, executions=0, definitions=0, wants=set())
@@ -150,8 +149,14 @@ class Plan:
         self.admitted: limits.Limits | None = None
         self.sums: list[tuple[Any, np.ndarray]] = []
         self.is_plain = False
-        self.results_nbytes = 0
+        self._targets: list[Value | None] | None = None
         self.homes: Homes = {}
+        self.space: SizeSpace | None = None
+        self.places: list[list[tuple[int, int]]] = []
+        self.fixed: list[tuple[int, int, int]] = []
+        self.pins: dict[str, int] = {}
+        self.pattern: Any = None
+        self.largest: Callable[[Sequence[int]], tuple[int, ...]]
 
     def trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
         """Make the plan by a run on these inputs.
@@ -180,30 +185,130 @@ class Plan:
 
     def _trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None) -> list[Any] | None:
         limits.enter(budget)
-        tracer = self._tracer(budget)
-        self.first = tracer.start(inputs, self.planner.is_open, None if earlier is None else earlier.history)
+        while True:
+            shapes = self._shapes(inputs)
+            tracer = self._tracer(budget)
+            try:
+                self.first = tracer.start(inputs, self.planner.is_open, None if earlier is None else earlier.history, shapes)
+            except OpenSize as reason:
+                assert self.space is not None
+                self.planner.failed[str(reason)] += 1
+                self.space.found |= dict(zip(self.space.names, self.space.values, strict=True))
+            if self.space is None:
+                break
+            if not self.space.found:
+                self._seal()
+                break
+            self.pins |= self.space.found
+            self.space, self.facts = None, PlanFacts()
+            budget.restart()
         self.history = tracer.history
         given = {id(e.buffer) for e in tracer.entries if isinstance(e, Value)}
         self.homes = {i: h for i, h in tracer.homes.items() if id(h.buffer) not in given}
         if earlier is not None and tracer.repeated < tracer.opened:
             raise NotOpen
+        self.entries = tracer.entries
+        self._describe(inputs)
         attached = (*self.first.passed, *self.first.replaced)
-        passed = {p.index for p in attached}
-        self.texts = [(i, e) for i, e in enumerate(tracer.entries) if type(e) is OpaqueValue and _is_texts(inputs[i])]
-        others = passed | {i for i, _ in self.texts}
-        self.inputs = [None if i in others else e.array if isinstance(e, Value) else e for i, e in enumerate(tracer.entries)]
-        if not any(isinstance(e, OpaqueValue) for e in self.inputs):
-            arrays = [e if isinstance(e, Value) else inputs[i] for i, e in enumerate(tracer.entries)]
-            self.signature = [(np.ndarray, a.shape, a.dtype) for a in arrays]
-            held = [a for a in self.inputs if a is not None]
-            self.sums = [(_sum_of(a), a.ravel("K")) for a in held if a.dtype.kind not in "biu"]
-            self.is_plain = self.first.check is None and not self.facts.definitions
-            self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
         outputs = tracer.segment.results() if self._are_fit(inputs, {p.index for p in attached if p.checked}) else None
         self.first.detach()
         for p in self.first.replaced:  # the outputs have its memory; the next run binds its steps to the arrays of the caller
             p.detach()
         return outputs
+
+    def _describe(self, inputs: Sequence[Any]) -> None:
+        """Note how inputs of the present sizes are copied and checked."""
+        entries = self.entries
+        if self.signature is None and self._targets is not None:  # bound again: the same inputs are copied
+            self.inputs = [None if e is None else e.array for e in self._targets]
+            self.signature = [(np.ndarray, x.shape, x.dtype) for x in inputs]
+            self.sums = [(_sum_of(a), a.ravel("K")) for a in self.inputs if a is not None and a.dtype.kind not in "biu"]
+            return
+        passed = {p.index for p in (*self.first.passed, *self.first.replaced)}
+        self.texts = [(i, e) for i, e in enumerate(entries) if type(e) is OpaqueValue and _is_texts(inputs[i])]
+        others = passed | {i for i, _ in self.texts}
+        self.inputs = [None if i in others else e.array if isinstance(e, Value) else e for i, e in enumerate(entries)]
+        if any(isinstance(e, OpaqueValue) for e in self.inputs):
+            return
+        arrays = [e if isinstance(e, Value) else inputs[i] for i, e in enumerate(entries)]
+        self.signature = [(np.ndarray, settled(a.shape), a.dtype) for a in arrays]
+        held = [a for a in self.inputs if a is not None]
+        self.sums = [(_sum_of(a), a.ravel("K")) for a in held if a.dtype.kind not in "biu"]
+        self._targets = [e if a is not None and isinstance(e, Value) else None for e, a in zip(entries, self.inputs, strict=True)]
+        self.is_plain = self.first.check is None and not self.facts.definitions
+
+    def _seal(self) -> None:
+        """End the trace of sizes by name."""
+        assert self.space is not None
+        self.space.seal()
+        formulas = Formulas(self.space)
+        sizes = [formulas.name(t) for t in self.facts.tensors]
+        self.largest = formulas.made([f"max({', '.join(['0', '0', *sizes])})"])
+
+    def _shapes(self, inputs: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
+        """The shapes of inputs with a symbol for each size that the model leaves open, and that is neither 0 nor 1."""
+        if not self.is_sized:
+            return ()
+        assert self.planner.open_axes is not None
+        space = SizeSpace(self.pins)
+        made: list[list[Any] | None] = [list(x.shape) if isinstance(x, np.ndarray) else None for x in inputs]
+        symbols: dict[str, tuple[Size, list[tuple[int, int]]]] = {}
+        self.fixed = []
+        for index, shape in enumerate(made):
+            for axis, size in enumerate(shape or ()):
+                name = self.planner.open_axes.name(index, axis, len(shape or ()))
+                if name is None or size < LOWEST or shape is None:
+                    continue
+                while name in symbols and symbols[name][0].now() != size:  # inputs that disagree on a size of one name
+                    name += "'"
+                if self.pins.get(name) == size:
+                    self.fixed.append((index, axis, size))
+                    continue
+                if name not in symbols:
+                    symbols[name] = (space.symbol(name, size), [])
+                symbols[name][1].append((index, axis))
+                shape[axis] = symbols[name][0]
+        if not symbols:
+            return ()
+        self.space, self.places = space, [places for _, places in symbols.values()]
+        return made
+
+    def bind(self, inputs: Sequence[Any], budget: limits.Budget) -> UseDefinitions | None:
+        """Let the plan compute inputs of these sizes; return why it cannot."""
+        assert self.space is not None
+        sizes = []
+        for (index, axis), *others in self.places:
+            sizes.append(size := inputs[index].shape[axis])
+            if size < LOWEST or any(inputs[i].shape[a] != size for i, a in others):
+                return OTHER_SIZES
+        if any(inputs[i].shape[a] != size for i, a, size in self.fixed):
+            return OTHER_SIZES
+        self.signature = self.admitted = None
+        limits.enter(budget)
+        self.state.visitor = Visitor(self.planner.executor, budget)
+        self.space.set([*sizes, *self.space.values[len(sizes) :]])
+        try:
+            self._bind(self.first, budget)
+        except OtherSteps as other:
+            self.planner.failed[str(other)] += 1
+            return OTHER_SIZES
+        except ResourceExhausted:
+            return EXCEEDS
+        self._describe(inputs)
+        self.first.detach()
+        self.planner.bound += 1
+        return None
+
+    def _bind(self, segment: Segment, budget: limits.Budget) -> None:
+        """Bind a segment to the present sizes; raises OtherSteps if the plan does not compute them."""
+        assert self.space is not None
+        segment.binder.emit_again()
+        failing = self.space.failing()
+        if failing is not None:
+            raise OtherSteps(failing)
+        (self.facts.largest,) = self.largest(self.space.values)
+        budget.admit_bytes(self.facts.largest, "a tensor")
+        segment.binder.bind(most=budget.live_bytes - self.planner.executor.resident)
 
     def _are_fit(self, inputs: Sequence[Any], passed: Collection[int] = ()) -> bool:
         """Whether the inputs are finite, if the plan needs that.
@@ -233,6 +338,7 @@ class Plan:
             self.facts,
             budget,
             planner.caches,
+            self.space,
         )
         roots = (made.live, made.segment.cells, *planner.shared.containers())
         if planner.is_body:
@@ -247,8 +353,8 @@ class Plan:
         budget: limits.Budget | None = None,
         execute: Execute | None = None,
         receivers: Receivers = (),
-    ) -> list[Any] | None:
-        """Run the plan on inputs of its shapes and dtypes.
+    ) -> list[Any] | UseDefinitions:
+        """Run the plan on inputs of its shapes and dtypes, or of other sizes if it can be bound to them.
 
         Args:
             inputs: the inputs.
@@ -257,19 +363,30 @@ class Plan:
             receivers: arrays of the caller in which large outputs are computed, if nothing prevents it.
 
         Returns:
-            New arrays, or receivers; None if it needs finite inputs and they are not.
+            New arrays, or receivers; the reason if the plan cannot compute them.
         """
-        if self.planner.unused:
-            self.planner.unused = max(self.planner.unused - 1 / PAYING, 0.0)
         plain = self.is_plain and budget is None and execute is None
         threads, parallel = self.planner.options.threads, self.facts.parallel
         before = onednn.exchange_threads(threads) if parallel else 0
         lock, context = self.turn.lock, self.turn.context
         lock.acquire()
         try:
+            if self.space is not None and self.signature != [(type(x), x.shape, x.dtype) for x in inputs]:
+                allowed = budget or self.planner.budget()
+                refused = context.run(self.bind, inputs, allowed)
+                if refused is not None:
+                    return refused
+            if self.space is not None and (self.admitted is None or (budget is not None and self.admitted is not budget.limits)):
+                allowed = budget or self.planner.budget()
+                if not self.planner.fits(self, allowed):
+                    return EXCEEDS
+                if not self.facts.wants:
+                    self.admitted = allowed.limits
             if plain:
-                return context.run(self._plain, inputs, receivers)
-            return context.run(self._run, inputs, budget or self.planner.budget(), execute)
+                outputs = context.run(self._plain, inputs, receivers)
+            else:
+                outputs = context.run(self._run, inputs, budget or self.planner.budget(), execute)
+            return NOT_FINITE if outputs is None else outputs
         except BaseException:
             before = before or (threads if parallel else 0)  # the steps before the failed one may have set another number
             raise
@@ -360,6 +477,8 @@ class Plan:
             if following is None:
                 return self._continue(segment, key, budget)
             segment = following
+            if segment.binder is not None and segment.binder.is_stale:
+                self._bind(segment, budget)
 
     def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any] | None:
         """Trace a continuation of a segment; None if it needs finite inputs and they are not."""
@@ -370,8 +489,24 @@ class Plan:
         self.admitted = None
         with self.planner.tracing:
             tracer = self._tracer(budget)
-            segment.next[key] = tracer.resume(segment.point)
+            if self.space is not None:
+                self.space.unseal()
+            try:
+                segment.next[key] = tracer.resume(segment.point)
+            except OpenSize:
+                assert self.space is not None
+                self.space.found |= dict(zip(self.space.names, self.space.values, strict=True))
+            finally:
+                if self.space is not None:
+                    self._seal()
+            if self.space is not None and self.space.found:
+                raise Pinned(self.pins | self.space.found)
         return None if self.facts.finite and not all(map(is_finite, self.inputs)) else tracer.segment.results()
+
+    @property
+    def results_nbytes(self) -> int:
+        """What a run adds to the bytes that its budget counts, if it is plain."""
+        return limits.bytes_of(now(e.nbytes) for e in self.first.outputs if isinstance(e, Value))
 
     @property
     def segments(self) -> list[Segment]:
@@ -441,9 +576,7 @@ class Planner:
         limits: the bounds of a run that does not set its own.
         weights: a value that differs from later ones if an initializer has changed since.
         latest: the plan that was used last.
-        unused: the number of plans that were made, less what later runs have paid for them.
         gradients: the gradients that one kernel computes, and why others are not.
-        seen: the shapes of the last runs without a plan of them, and the number of these runs.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the nodes of the model whose output shapes have differed between runs of one plan.
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
@@ -451,6 +584,10 @@ class Planner:
         recomputing: chooses the calls that run twice, so that their results need not be kept; None if all are kept.
         warned: whether a warning has reported that memory exceeds its bound.
         is_open: whether sizes may differ between runs, and an open plan may be made.
+        open_axes: the axes of inputs whose sizes the model leaves open, and their names.
+        forms: the number of plans for open sizes that were made.
+        bound: the number of times that a plan was bound to other sizes.
+        failed: why plans for open sizes did not take the sizes of a run, and how often.
         opened: the open plans, one for each batch; the last was made last.
         closed: the axes in which no open plan can be made, as in `Opened.axes`: those of prompts, for example.
         exchanges: the number of calls that exchange values with other processes.
@@ -481,9 +618,7 @@ class Planner:
         self._is_step = graph.is_step
         self._renew()
         self.dynamic: set[ir.Node] = set()
-        self.unused = 0.0
         self.warned = False
-        self.seen: OrderedDict[Any, int] = OrderedDict()
         self.lock = threading.Lock()
         self.tracing = threading.RLock()  # a trace may change what the plans share
         _planners.add(self)
@@ -503,10 +638,12 @@ class Planner:
         self.exchanges = len(before)
         assert exchanges(graph) == before, "all processes must begin their exchanges in the same order"
         self.roles.only_sent = only_sent(graph) if before else frozenset()
-        self.caches = _caches(graph)
+        self.caches = growing_caches(graph)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
+        self.open_axes = OpenAxes(graph) if not self.caches and not self.exchanges else None
+        self.is_open = bool(self.caches) and self.is_open
         if self.replaced:
-            self.is_open = False
+            self.is_open, self.open_axes = False, None
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
             place_last(graph, self.roles, self.replaced, numbers)
         self.recomputing: Recomputing | None = None
@@ -514,6 +651,9 @@ class Planner:
         self.closed: set[tuple[tuple[int, int], ...]] = set()
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.forms = 0
+        self.failed: Counter[str] = Counter()
+        self.bound = 0
 
     def bodies(self, node: ir.Node, constants: dict[ir.Value, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
@@ -534,6 +674,9 @@ class Planner:
         """The plan for inputs of these types, shapes and dtypes that no check refuses; None if they must be checked."""
         plan = self.latest
         if plan is None or key != plan.signature:
+            axes = self.open_axes
+            if plan is not None and axes is not None and plan.space is not None and plan.pattern == axes.pattern(key):
+                return plan if not plan.facts.wants else None  # it tests the sizes when it is bound to them
             plan = self.plans.get(tuple(key))
             if plan is not None:
                 self._used(tuple(key), plan)
@@ -564,9 +707,10 @@ class Planner:
         if key != plan.signature or plan.results_nbytes > budget.room - budget.made:
             return None
         outputs = plan.run(inputs)
-        if outputs is not None:
-            budget.steps(1 + plan.facts.executions)
-            budget.made += plan.results_nbytes
+        if isinstance(outputs, UseDefinitions):
+            return None
+        budget.steps(1 + plan.facts.executions)
+        budget.made += plan.results_nbytes
         return outputs
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | UseDefinitions:
@@ -588,34 +732,33 @@ class Planner:
             plan = self.plans.get(key)
             again = plan is not None and execute is None and bool(plan.facts.wants) and QUEUE.is_done(plan.facts.wants)
             try:
+                if self.open_axes is not None:
+                    found = self._run_sized(key, inputs, budget, execute)
+                    if found is not None:
+                        return found
                 if again:
                     self.plans.pop(key, None)
                     plan = self.latest = None
                 if plan is None:
-                    continues = self._continues(key)
-                    times = REPEATS if execute is not None or again else self._times(key)
-                    if times == 1 and self.is_open:
-                        opened, outputs = self._run_open(key, inputs, budget)
-                        if opened:
-                            return NOT_FINITE if outputs is None else outputs
-                    if self.unused + 1 > NOVEL and times < REPEATS and not continues:
-                        return NEW_SHAPES
+                    if self.is_open and execute is None and not again:
+                        found = self._run_open(key, inputs, budget)
+                        if found is not None:
+                            return found
                     if self.exchanges and not all(is_finite(x) for x in inputs if _is_plain(x)):
                         return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)
-                    self._keep(key, plan, budget, again)
+                    self._keep(key, plan, budget)
                     return NOT_FINITE if outputs is None else outputs
                 if plan.admitted is not budget.limits:
-                    if not self._fits(plan, budget):
+                    if not self.fits(plan, budget):
                         return EXCEEDS
                     if not plan.facts.wants:  # otherwise each run asks for the code
                         plan.admitted = budget.limits
                 self._used(key, plan)
                 if self.is_body:
                     budget.steps(plan.facts.executions)
-                outputs = plan.run(inputs, budget, execute)
-                return NOT_FINITE if outputs is None else outputs
+                return plan.run(inputs, budget, execute)
             except Invalid:
                 return REFUSED
             except RefusedGradient as refused:
@@ -642,6 +785,50 @@ class Planner:
                 return MEMORY  # the definitions may need less
         return MOVING
 
+    def _run_sized(
+        self, key: Any, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None
+    ) -> list[Any] | UseDefinitions | None:
+        """Run with a plan for open sizes, which is made if none takes these; None if the sizes are not open."""
+        assert self.open_axes is not None
+        pattern = self.open_axes.pattern(key)
+        if pattern is None or not any(None in shape for _, shape, _ in pattern):
+            return None
+        pins: dict[str, int] = {}
+        forms: list[tuple[PlanForm, Plan]] = [
+            (k, p) for k, p in list(self.plans.items()) if isinstance(k, PlanForm) and k.pattern == pattern
+        ]
+        for form, plan in reversed(forms):
+            if plan.facts.wants and execute is None and QUEUE.is_done(plan.facts.wants):
+                self.plans.pop(form, None)
+                continue
+            if plan.space is None and plan.signature != list(key):
+                continue
+            try:
+                found: list[Any] | UseDefinitions = plan.run(inputs, budget, execute)
+            except Mismatch:
+                self.plans.pop(form, None)
+                raise
+            except OtherSteps as other:  # of a segment that was bound again
+                self.failed[str(other)] += 1
+                budget.restart()
+                continue
+            except Pinned as assumed:
+                pins = assumed.pins
+                self.plans.pop(form, None)
+                budget.restart()
+                break
+            if found is OTHER_SIZES:
+                continue
+            self._used(form, plan)
+            return found
+        plan = Plan(self, is_sized=True)
+        plan.pins, plan.pattern = pins, pattern
+        outputs = self._trace(plan, inputs, budget)
+        self.forms += 1
+        self._used(PlanForm(pattern, self.forms), plan)
+        budget.plan_is_kept()
+        return NOT_FINITE if outputs is None else outputs
+
     def _begin_again(self, budget: limits.Budget) -> None:
         """Make the graph of the plans again, in a run that has not returned anything."""
         with self.tracing:
@@ -649,12 +836,9 @@ class Planner:
         self.latest = None
         budget.restart()
 
-    def _keep(self, key: Any, plan: Plan, budget: limits.Budget, again: bool) -> None:
-        is_new = key not in self.plans and not again  # another thread may have made it too
+    def _keep(self, key: Any, plan: Plan, budget: limits.Budget) -> None:
         self._used(key, plan)
         self._recompute(plan)
-        if is_new and self.plans:  # without plans values are computed again, and the next run makes another one
-            self.unused += 1
         budget.plan_is_kept()
 
     def _recompute(self, plan: Plan) -> None:
@@ -688,31 +872,26 @@ class Planner:
             if before:
                 onednn.set_threads(before)
 
-    def _run_open(self, key: Any, inputs: Sequence[Any], budget: limits.Budget) -> tuple[bool, list[Any] | None]:
-        """Run with an open plan, which is made if none takes the inputs; return whether that was possible, and the outputs."""
+    def _run_open(self, key: Any, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | UseDefinitions | None:
+        """Run with an open plan, which is made if none takes the inputs; None if that is not possible."""
         held, latest = self._open_plan(key), self.latest
-        axes = () if latest is None else _grown(key, latest.signature)
+        axes = () if latest is None else grown_axes(key, latest.signature)
         try:
-            if held is not None and self._fits(held, budget):
+            if held is not None and self.fits(held, budget):
                 axes = next((o.axes for o in self.opened if o.plan is held), ())
                 held.admitted = budget.limits
-                return True, held.run(inputs, budget)
+                return held.run(inputs, budget)
             makes = held is None and axes and axes not in self.closed
-            if makes and latest is not None and latest.history is not None and self._fits(latest, budget):
+            if makes and latest is not None and latest.history is not None and self.fits(latest, budget):
                 plan = Plan(self, latest)
                 outputs = self._trace(plan, inputs, budget, latest)
                 self.opened = [*self.opened[1 - OPENED :], Opened(plan, latest.signature, axes)]
-                return True, outputs
+                return NOT_FINITE if outputs is None else outputs
         except (Mismatch, NotOpen):
             self.closed.add(axes)
             self.opened = [o for o in self.opened if o.axes != axes]
             budget.restart()
-        return False, None
-
-    def _continues(self, key: Any) -> bool:
-        """Whether the shapes are those of the run before, longer: those of the next run may be longer again."""
-        axes = _grown(key, next(reversed(self.seen), None)) if self.is_open else ()
-        return bool(axes) and axes not in self.closed
+        return None
 
     @property
     def open(self) -> Opened | None:
@@ -723,15 +902,6 @@ class Planner:
         """The open plan for inputs of these types, shapes and dtypes, if there is one."""
         return next((o.plan for o in reversed(self.opened) if o.takes(key)), None)
 
-    def _times(self, key: Any) -> int:
-        """The number of runs with these shapes, this one included.  A plan takes longer to make than the definitions to run."""
-        with self.lock:
-            self.seen[key] = times = self.seen.get(key, 0) + 1
-            self.seen.move_to_end(key)
-            while len(self.seen) > PLANS:
-                self.seen.popitem(last=False)
-        return times
-
     def _used(self, key: Any, plan: Plan) -> None:
         """Keep a plan, and forget the one that was used least recently."""
         with self.lock:
@@ -741,7 +911,8 @@ class Planner:
                 self.plans.popitem(last=False)
             self.latest = plan
 
-    def _fits(self, plan: Plan, budget: limits.Budget) -> bool:
+    def fits(self, plan: Plan, budget: limits.Budget) -> bool:
+        """Whether a plan is within the limits of a run."""
         bounds, facts = budget.limits, plan.facts
         return (
             facts.largest <= budget.tensor_bytes
@@ -749,50 +920,6 @@ class Planner:
             and facts.rank <= bounds.rank
             and plan.first.arena_bytes + self.executor.resident <= budget.live_bytes
         )
-
-
-def _caches(graph: ir.Graph) -> dict[ir.Value, int]:
-    """The inputs of a graph whose elements one call reads, to append others; its result is an output.  With the axis.
-
-    The call is a Concat, or of an operator that declares its caches.
-    """
-    outputs, given = Counter(graph.outputs), set(graph.inputs)
-    grown: list[tuple[ir.Value | None, ir.Value | None, int]] = [
-        (c.inputs[0], c.outputs[0], c.attributes["axis"]) for c in graph.nodes if c.is_("Concat") and len(c.inputs) > 1
-    ]
-    for call in graph.nodes:
-        for i, o in caches_of(call.domain, call.op_type).items():
-            if i < len(call.inputs) and o < len(call.outputs):
-                grown.append((call.inputs[i], call.outputs[o], -2))
-
-    def uses(value: ir.Value) -> int:
-        return sum(not (isinstance(user, ir.Node) and user.is_("Shape")) for user, _ in value.uses)
-
-    return {i: axis for i, o, axis in grown if i in given and i is not None and o is not None and uses(i) == 1 == outputs[o]}
-
-
-def _grown(key: Any, other: Any) -> tuple[tuple[int, int], ...]:
-    """The axes in which inputs differ from those of a plan, with the input.
-
-    The past of generated text grows, and its mask; most steps of a plan do not depend on it.
-
-    Returns:
-        (input, axis) for each; none unless all lengths differ by the same number, in at most one axis of an input, and at
-        least one input does not differ.
-    """
-    if other is None or len(key) != len(other):
-        return ()
-    axes: list[tuple[int, int]] = []
-    differences: set[int] = set()
-    for n, (new, old) in enumerate(zip(key, other, strict=True)):
-        if new is None or new[2] == dtypes.STRING or new[2] != old[2] or len(new[1]) != len(old[1]):
-            return ()
-        found = [(axis, a - b) for axis, (a, b) in enumerate(zip(new[1], old[1], strict=True)) if a != b]
-        if len(found) > 1:
-            return ()
-        axes += [(n, axis) for axis, _ in found]
-        differences.update(d for _, d in found)
-    return tuple(axes) if len(differences) == 1 and len(axes) < len(key) else ()
 
 
 @dataclass(eq=False)
@@ -811,7 +938,7 @@ class Opened:
 
     def takes(self, key: Any) -> bool:
         """Whether the plan can run on inputs with these types, shapes and dtypes."""
-        return _grown(key, self.signature) == self.axes
+        return grown_axes(key, self.signature) == self.axes
 
 
 _planners: weakref.WeakSet[Planner] = weakref.WeakSet()

@@ -12,6 +12,7 @@ from ..devices.device import Device
 from ..ir.declaration import has_trait
 from ..ir.gradient import GRADIENT
 from ..ir.graph import Graph, Node
+from ..ir.sizes import now, settled
 from ..kernels.rounding import without_bf16
 from ..kernels.table import Options
 from ..kernels.values import PlanStep, Value
@@ -151,6 +152,8 @@ class Profile:
         fused: the number of rewrites by each pass of fusion.
         gradients: of a training step, the number of gradients that kernels compute as one call.
         refused_gradients: the reasons why kernels declined others, by the operator and the first result of its call.
+        bindings: how often plans were bound to other sizes than those of the run before.
+        other_sizes: why plans did not take the sizes of a run, and how often: the assumption that does not hold.
         arena_bytes: the memory of the plan's values.
         live_bytes: the lower bound of that memory: the values that are live at the same time.
         parts: of a training step that `Model.profile_step` has measured: forward, backward, update and reorders.
@@ -175,6 +178,8 @@ class Profile:
     fused: dict[str, int] = field(default_factory=dict)
     gradients: int = 0
     refused_gradients: dict[str, str] = field(default_factory=dict)
+    bindings: int = 0
+    other_sizes: dict[str, int] = field(default_factory=dict)
     parts: list[PartProfile] = field(default_factory=list)
     gradient_calls: list[GradientProfile] = field(default_factory=list)
     notes: tuple[str, ...] = ()
@@ -333,6 +338,8 @@ def _plan_facts(plan: Plan, planner: Planner, options: Options) -> dict[str, Any
         "fused": dict(planner.fused),
         "gradients": len(planner.gradients.taken),
         "refused_gradients": planner.gradients.refused,
+        "bindings": planner.bound,
+        "other_sizes": dict(planner.failed),
         "arena_bytes": plan.arena_bytes,
         "live_bytes": sum(s.live_bytes for s in plan.segments),
         "notes": tuple(filter(None, [without_bf16(options)])),
@@ -406,7 +413,7 @@ def _piece(step: PlanStep, segment: int) -> _Piece:
         nodes=step.origins,
         kernel=step.kernel,
         segment=segment,
-        flops=step.flops,
+        flops=step.work(),
         bytes=_moved(step),
         inputs=tuple(map(layout, step.reads)),
         outputs=tuple(map(layout, step.writes)),
@@ -422,21 +429,22 @@ def _median(seconds: Sequence[float]) -> float:
 
 
 def _moved(step: PlanStep) -> int:
-    written = {id(v): v.nbytes for v in step.writes}
-    read = sum({id(v): v.nbytes for v in step.reads if id(v) not in written}.values())
+    written = {id(v): now(v.nbytes) for v in step.writes}
+    read = sum({id(v): now(v.nbytes) for v in step.reads if id(v) not in written}.values())
     return moved([n.op_type for n in step.origins], read, sum(written.values()))
 
 
 def layout(value: Value) -> str:
     """The type of a value, and its axes from the outermost in memory to the innermost."""
-    text = f"{dtypes.onnx_name(value.dtype)}{list(value.shape)}"
+    shape, strides = settled(value.shape), settled(value.strides)
+    text = f"{dtypes.onnx_name(value.dtype)}{list(shape)}"
     if value.ndim < 2 or value.contiguous:
         return text
-    axes = sorted(range(value.ndim), key=lambda a: (-abs(value.strides[a]), a))
+    axes = sorted(range(value.ndim), key=lambda a: (-abs(strides[a]), a))
     size, dense = value.dtype.itemsize, True
     for a in reversed(axes):
-        dense = dense and (value.shape[a] == 1 or value.strides[a] == size)
-        size *= value.shape[a]
+        dense = dense and (shape[a] == 1 or strides[a] == size)
+        size *= shape[a]
     return f"{text} {''.join(chr(ord('a') + a) for a in axes)}{'' if dense else '*'}"
 
 

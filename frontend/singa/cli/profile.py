@@ -157,6 +157,10 @@ def _show(found: Profile, top: int, nodes: bool) -> None:
             echo(f"{found.gradients} gradients computed by one kernel each, {len(found.refused_gradients)} declined")
         for call, reason in {} if found.parts else found.refused_gradients.items():
             echo(f"  {printable(call)}: {printable(reason)}")
+    if found.bindings or found.other_sizes:
+        echo(f"bound {found.bindings} times to other sizes; {sum(found.other_sizes.values())} times a plan did not take them")
+        for reason, times in found.other_sizes.items():
+            echo(f"  {times}: {printable(reason)}")
     for note in found.notes:
         echo(note)
     held = "parameters and states" if found.parts else "weights"

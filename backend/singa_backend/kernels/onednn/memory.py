@@ -12,6 +12,7 @@ from typing import Any, Self, SupportsIndex, cast
 import numpy as np
 
 from ...dtypes import DTypeLike
+from ...ir.sizes import OpenSize, is_open
 from .constants import (
     BINARY,
     BLOCKED,
@@ -84,6 +85,8 @@ SIZE, REACH = 2**31 - 1, 2**47
 
 def sizes_of(dtype: DTypeLike, shape: Sequence[SupportsIndex], strides: Sequence[int] | None = None) -> tuple[int, ...]:
     """The sizes of a tensor; raises Unimplemented if the library cannot hold one of them, or the place of an element."""
+    if is_open(shape):
+        raise OpenSize("its size differs between runs")
     sizes = tuple(map(int, shape))
     if not all(0 <= d <= SIZE or d == RUNTIME_DIM for d in sizes):
         raise Unimplemented(2, f"the sizes of a tensor must be from 0 to {SIZE}, got {sizes}")

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from ... import limits
+from ...ir.sizes import now
 from ...kernels.table import Invalid, require_finite
 from ...kernels.values import ALIGNMENT, Value, aligned_start, order_of, strides_of
 
@@ -70,11 +71,14 @@ class ZeroCopy:
         elif receivers and self._receives(receiver := receivers[self.place]):
             self.array, value.buffer.memory = receiver, receiver.reshape(-1).view(np.uint8)
         else:
-            if self.memory is None or sys.getrefcount(self.memory) > UNSHARED:
-                self.memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
+            needed = now(value.nbytes) + ALIGNMENT
+            held = 0 if self.memory is None else self.memory.nbytes
+            if not needed <= held <= 2 * needed or sys.getrefcount(self.memory) > UNSHARED:
+                self.memory = np.empty(needed, np.uint8)
+            assert self.memory is not None
             start = aligned_start(self.memory)
             self.array = np.ndarray(value.shape, value.dtype, self.memory, start, value.strides)
-            value.buffer.memory = self.memory[start : start + value.nbytes]
+            value.buffer.memory = self.memory[start : start + needed - ALIGNMENT]
 
     def _receives(self, array: np.ndarray | None) -> TypeGuard[np.ndarray]:
         """Whether steps may write an array of the caller, which has the shape and dtype of the output."""

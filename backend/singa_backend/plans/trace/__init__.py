@@ -1,6 +1,7 @@
 """The tracer: runs the calls of a graph once, chooses a kernel for each, and records the steps as a plan."""
 
 from ...kernels.values import OpaqueValue
+from .exact import OtherSteps
 from .open import NotOpen, attends
 from .segment import Cache, Continuation, Mismatch, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 from .walk import Tracer
@@ -11,6 +12,7 @@ __all__ = [
     "Mismatch",
     "NotOpen",
     "OpaqueValue",
+    "OtherSteps",
     "PlanFacts",
     "PlanTrace",
     "RunState",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,16 @@ from ...devices.namespaces import NumpyNamespace, numpy
 from ...errors import OperatorError, ResourceExhausted, SonnxError
 from ...interpreters.given import SETTING, Given
 from ...ir import graph as ir
+from ...ir.sizes import settled
 from ...kernels.table import Invalid
-from ...kernels.values import PlanStep, Value
+from ...kernels.values import Bound, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..bodies import has_body, rounds_once
 from ..flat import model_node
 from ..fusion import fuse
 from ..updates import NotInPlace
 from .definitions import Definitions
+from .exact import OtherSteps
 from .items import items_of
 from .segment import Entry
 
@@ -38,6 +41,10 @@ NO_BODY = "there is no body for these inputs, or its shapes depend on values"
 """The reason against a call whose decomposition does not apply."""
 UNLIKE = "its body fails, or returns other shapes or types"
 """The reason against a body that does not compute what the definition has computed."""
+
+
+OPEN = "its definition has accepted some sizes, and others may follow"
+"""The reason against a body of an operator that is not a composition, if sizes differ between runs."""
 
 
 ROUNDS = "its definition rounds narrow floats once, its body at each operator"
@@ -135,9 +142,13 @@ class BodyTraces(Definitions):
         if call in self.shared.kept or not all(v is None or isinstance(v, Value) for v in values):
             return False
         assert call.operator is not None
+        opens = any(isinstance(v, Value) and (v.is_open or v.contents is not None) for v in values)
+        if opens and not call.operator.declaration.composes:
+            self._reasons.append(OPEN)
+            return False
         declared = call.operator.declaration.inputs
         on_host = [v for n, v in enumerate(values) if declared[min(n, len(declared) - 1)].host]
-        if any(isinstance(v, Value) and not v.constant for v in on_host):
+        if any(isinstance(v, Value) and not (v.constant and v.contents is None) for v in on_host):
             self._reasons.append(ON_VALUES)
             return False
         if rounds_once(call, [_given(v) for v in values]):
@@ -180,7 +191,8 @@ class BodyTraces(Definitions):
         assert call.operator is not None
         checks = ValueChecks()
         visitor = InputChecker(self.state.visitor, checks)
-        arrays = [v.read() if isinstance(v, Value) else None for v in values]
+        with self.settling():
+            arrays = [v.read() if isinstance(v, Value) else None for v in values]
         with self.budget.clock(runs=True):
             results = visitor.visit(model_node(call), arrays, [])
         self.budget.left += 1  # counted with the call
@@ -195,7 +207,10 @@ class BodyTraces(Definitions):
         self.uses.update(more)
         step, buffer = len(self.segment.steps), len(self.buffers)
         self.counts = False
-        if ranges:
+        opened = [v for v in self._values(call) if isinstance(v, Value) and v.is_open]
+        if opened:
+            self._record(PlanStep(partial(self._bound_check, call, self._values(call)), (), (), "numpy.range", call.origins))
+        elif ranges:
             self._record(_range_step(ranges, call))
         try:
             for item in items_of(inner):
@@ -218,6 +233,21 @@ class BodyTraces(Definitions):
         self._used(call.reads)
         self._count(call)
         return True
+
+    def _bound_check(self, call: ir.Node, values: Sequence[Entry | None]) -> Bound:
+        """Check the present sizes as those of the trace; return the checks of the indices of a run."""
+        checks = ValueChecks()
+        zeros = [np.broadcast_to(np.zeros((), v.dtype), settled(v.shape)) if isinstance(v, Value) else None for v in values]
+        known = [v.array if isinstance(v, Value) and v.constant else z for v, z in zip(values, zeros, strict=True)]
+        self.state.visitor.budget.left += 1  # the call is counted when it runs
+        try:
+            InputChecker(self.state.visitor, checks).visit(model_node(call), known, [])
+        except SonnxError as error:
+            raise OtherSteps(f"{call.op_type} refuses the sizes: {error}") from None
+        ranges = None if checks.reads else _ranges(checks.ranges, values, known)
+        if ranges is None:
+            raise OtherSteps(f"{call.op_type} reads values")
+        return [(_require_range, (v.array, low, size)) for v, low, size in ranges]
 
     def _undo(self, values: Iterable[ir.Value], uses: Mapping[ir.Value, int], first_buffer: int, first_step: int) -> None:
         """Forget these values, and the buffers, copies and steps since these; restore the counts of uses."""
@@ -248,8 +278,9 @@ def _forget_unread(graph: ir.Graph) -> None:
 def _given(v: Entry | None) -> Given | None:
     if not isinstance(v, Value):
         return None
-    fixed = v.shape if v.constant else (None,) * v.ndim
-    return Given.of(v.dtype, fixed, v.array if v.constant and v.size <= SETTING else None)
+    known = v.constant and v.contents is None
+    fixed = v.shape if known else (None,) * v.ndim
+    return Given.of(v.dtype, fixed, v.array if known and v.size <= SETTING else None)
 
 
 def _alike(made: Entry, result: Any) -> bool:

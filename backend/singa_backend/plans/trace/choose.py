@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -17,16 +17,20 @@ from ...errors import SonnxError
 from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...ir.gradient import GRADIENT
+from ...ir.sizes import OpenSize
 from ...kernels import onednn
 from ...kernels.onednn import OneDnnError
-from ...kernels.table import Follower, Kernel, Made, Refused, Site, kernels_of, worst
-from ...kernels.values import FINITE, NAN, Buffer, OpaqueValue, Value
+from ...kernels.table import Follower, Kernel, Refused, kernels_of
+from ...kernels.values import FINITE, OpaqueValue, Value
 from ..contention import single_step
 from ..flat import has_kernel_only, model_node, origins_of
 from ..gradients import RefusedGradient
 from .bodies import BodyTraces
+from .by_name import contents_of, has_names, opens
 from .definitions import flops_of
+from .exact import ExactCall
 from .segment import Entry
+from .site import TraceSite
 
 FAILED = "failed with"
 """Begins the reason of a kernel that raised an unexpected error; such a call must be invalid."""
@@ -34,6 +38,8 @@ FAILED = "failed with"
 
 class Chooser(BodyTraces):
     """Chooses what computes each call of a trace."""
+
+    _needs_numbers = False
 
     def _group(self, group: tuple[ir.Node, ...]) -> None:
         """Compute a chain of calls, with as few kernels as possible."""
@@ -53,35 +59,52 @@ class Chooser(BodyTraces):
         if self.options.level == 0 or call.operator is None:
             return 0
         opaque = any(isinstance(v, OpaqueValue) for v in found)
-        inputs: list[Any] = found
+        inputs: list[Any] = list(found)
+        if self.space is not None:
+            self.space.reason = f"{call.op_type} {call.name}".strip()
         folded = not opaque and self._is_folded(call, inputs)
+        if folded and self.space is not None:
+            if self._by_name(call, inputs):
+                return 1
+            folded = not has_names(inputs)
         self.preferred = self._replaced_by(group) if self.updates is not None else set()
         followers = self._followers(group)
-        for one in kernels_of(call.domain, call.op_type, call.operator.version):
+        kernels = kernels_of(call.domain, call.op_type, call.operator.version)
+        for one, exact in self._forms(kernels, inputs, opaque or folded):
             if folded and one.on != "view":
                 break
             if opaque and not one.takes_opaque:
                 continue
+            if has_names(inputs) and one.on != "view":  # only views read sizes by name; they are data of a run for others
+                inputs = [v if v is None or v.contents is None else v.unnamed() for v in inputs]
             site = TraceSite(self, call, inputs, followers)
             first_buffer, first_step = len(self.buffers), len(self.segment.steps)
             try:
                 with np.errstate(all="ignore"):
-                    result = one.body(site, *inputs)
+                    number = ExactCall(site, one, inputs) if exact else None
+                    result = one.body(site, *inputs) if number is None else number.emit()
                     taken = site.absorbed + 1
                     if call.domain == GRADIENT:  # of a file, whose functions may return what no rule does
                         returned = zip_longest(call.outputs, result if isinstance(result, tuple) else (result,))
                         site.require(all(o is None or v is not None for o, v in returned), "it does not return a gradient")
                     site.require(not (folded and site.steps), "a constant is not copied in every run")
                     self._run_steps(site, one, group[:taken])
+                    if number is not None:
+                        self.exact.append(number)
+                        for b in number.buffers:
+                            b.touch(first_step)
+                            b.touch(len(self.segment.steps) - 1)
             except SonnxError:
                 raise
-            except (Refused, OneDnnError) as refusal:
+            except (Refused, OneDnnError, OpenSize) as refusal:
+                self._needs_numbers = isinstance(refusal, OpenSize)
                 self._reasons.append(f"{one.name}: {refusal}")
                 if self._want(site):
                     self.ahead = site.absorbed + 1
                 self._forget(first_buffer, first_step)
                 continue
             except Exception as error:  # an invalid call that the kernel did not expect: the definition reports it
+                self._needs_numbers = not exact
                 self._reasons.append(f"{one.name}: {FAILED} {type(error).__name__}: {error}")
                 self._forget(first_buffer, first_step)
                 continue
@@ -102,6 +125,15 @@ class Chooser(BodyTraces):
                 self._release(buffer)
             return taken
         return self._fold(call) if folded else 0
+
+    def _forms(self, kernels: Sequence[Kernel], inputs: Sequence[Any], plain: bool) -> Iterator[tuple[Kernel, bool]]:
+        """The kernels in order, each with whether it sees numbers: after an attempt with sizes by name that needs them."""
+        opens = not plain and any(v is not None and (v.is_open or v.contents is not None) for v in inputs)
+        for one in kernels:
+            self._needs_numbers = False
+            yield one, False
+            if opens and self._needs_numbers:
+                yield one, True
 
     def _want(self, site: TraceSite) -> bool:
         """Let the code that a kernel would use be made, unless other code will compute the calls; return whether it is."""
@@ -128,8 +160,9 @@ class Chooser(BodyTraces):
 
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[ir.Node]) -> None:
         origins = origins_of(calls)
-        bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
-        with onednn.using_threads(1) if self.single else nullcontext(), self.budget.clock(runs=True):
+        with self.settling():
+            bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
+        with onednn.using_threads(1) if self.single else nullcontext(), self.budget.clock(runs=True), self.settling():
             for step, pieces in zip(site.steps, bound, strict=True):
                 step.origins = origins
                 step.kernel = step.kernel or one.name
@@ -140,7 +173,7 @@ class Chooser(BodyTraces):
                         raise OneDnnError(status, f"execute {step.kernel}")
                 self._record(step)
         if site.steps and site.steps[-1].writes:
-            site.steps[-1].flops = flops_of(calls, site.inputs, site.steps[-1].writes[0])
+            site.steps[-1].work = partial(flops_of, calls, site.inputs, site.steps[-1].writes[0])
         if site.finite:
             self.facts.finite = True
             self.needs_finite |= self.updates is not None
@@ -222,6 +255,26 @@ class Chooser(BodyTraces):
         self.facts.folded += 1
         return 1
 
+    def _by_name(self, call: ir.Node, inputs: Sequence[Value | None]) -> bool:
+        """Compute a call of sizes by name; False if it is not one, or there is no rule."""
+        if not has_names(inputs) and not (call.is_("Shape", "Size") and inputs[0] is not None and inputs[0].is_open):
+            return False
+        found = contents_of(call, inputs)
+        first, output = inputs[0], call.outputs[0]
+        if found is None or first is None or output is None:
+            return False
+        with self.settling():
+            dtype = np.dtype(np.int64) if call.is_("Shape", "Size") else first.dtype
+            made = Value.of(np.array([int(n) for n in found.reshape(-1)], dtype).reshape(found.shape))
+        if opens(found):
+            made.contents = found.reshape(-1).tolist()
+            self.named.append(made)
+        self._set(output, made)
+        self._used(call.reads)
+        self._count(call)
+        self.facts.folded += 1
+        return True
+
     def _loose(self, call: ir.Node, outputs: Sequence[Any]) -> int:
         for i, o in zip(call.outputs, outputs, strict=False):
             if i is not None:
@@ -229,65 +282,6 @@ class Chooser(BodyTraces):
         self._used(call.reads)
         self._count(call)
         return 1
-
-
-class TraceSite(Site):
-    """The place of a call in a trace."""
-
-    def __init__(self, tracer: Chooser, call: ir.Node, inputs: Sequence[Entry | None], followers: Sequence[Follower]) -> None:
-        super().__init__()
-        assert call.operator is not None
-        self.tracer, self.call = tracer, call
-        self.inputs = [v if isinstance(v, Value) else None for v in inputs]
-        self.opaque = any(isinstance(v, OpaqueValue) for v in inputs)
-        self.operator, self.name, self.version = call.operator, call.op_type, call.operator.version
-        self.attributes = call.attributes
-        self.outputs = tuple(o is not None for o in call.outputs)
-        self.options, self.shared = tracer.options, tracer.shared.kernels
-        self.followers = followers
-        self.finite = False
-        self.made: list[tuple[Value, Any, Value]] = []
-
-    def kept(self, value: Value, what: Any, make: Callable[[], Value]) -> Value:
-        found = self.tracer.copies.get(id(value), (value, {}))[1].get(what)
-        found = next((c for v, w, c in self.made if v is value and w == what), found)
-        if found is None:
-            found = make()
-            self.made.append((value, what, found))
-        return found
-
-    def needs_finite(self) -> None:
-        """Note that the kernel agrees with the definition for finite inputs only."""
-        self.finite = True
-
-    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, finiteness: int | None = None) -> Value:
-        known = NAN if self.opaque else worst(*self.inputs, *(v for f in self.followers[: self.absorbed] for v in f.inputs))
-        return self.tracer.allocate(shape, np.dtype(dtype), order, known if finiteness is None else finiteness)
-
-    def scratch(self, nbytes: int) -> Buffer:
-        return self.tracer.buffer(nbytes)
-
-    def reusable(self, place: int) -> bool:
-        i = self.call.inputs[place]
-        return i is not None and self.tracer.reusable(i, self._reads[i])
-
-    @cached_property
-    def _reads(self) -> Counter[ir.Value | None]:
-        """How often the call reads each value."""
-        return Counter(self.call.inputs)
-
-    def constant(self, array: np.ndarray, key: Any = None) -> Value:
-        return Value.of(array, key)
-
-    def body(self) -> ir.Graph | None:
-        return self.call.body()
-
-    def once(self, what: Hashable, make: Callable[[], Made]) -> Made:
-        key, held = (self.call, what), self.shared.derived
-        if key not in held:
-            held[key] = make()
-        found: Made = held[key]
-        return found
 
 
 def _draws(node: ir.Node) -> bool:

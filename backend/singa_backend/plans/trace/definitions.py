@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ import numpy as np
 from ... import dtypes, limits
 from ...ir import graph as ir
 from ...ir.declaration import has_trait
+from ...ir.sizes import now, settled
 from ...kernels.table import worst
 from ...kernels.values import FINITE, NAN, Bound, OpaqueValue, PlanStep, Value
 from ...kernels.work import flops
 from ..flat import model_node
 from ..open.products import OpenProduct
 from ..updates import NotInPlace
+from .by_name import inferred_shapes
 from .segment import Entry, Mismatch, RunState
 from .values import TraceValues
 
@@ -103,19 +107,28 @@ class Definitions(TraceValues):
         """Compute a call with its definition, now and in every run; `results` are the present ones, if they are known."""
         if self.updates is not None:
             raise NotInPlace("the definition of an operator, which may fail, makes a result that replaces an input")
-        constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
+        constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant and e.contents is None}
         bodies = self.state.bodies(model_node(call), constants) if self.options.level and call.bodies else None
         made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)
         dynamic = model_node(call) in self.dynamic or self._is_sent(call, made.inputs)
-        for i, o in zip(call.outputs, made.compute() if results is None else results, strict=False):
+        with self.settling():
+            present = made.compute() if results is None else results
+            placed = made.placed()
+        shapes = self.result_shapes(call, present)
+        if any(s is None for s in shapes):
+            self.dynamic.add(model_node(call))
+            dynamic = True
+        for i, o, shape in zip(call.outputs, present, shapes, strict=False):
             if i is None:
                 made.outputs.append(None)
             elif not dynamic and isinstance(o, np.ndarray) and o.dtype != dtypes.STRING:
-                value = self.allocate(o.shape, o.dtype, None, self._finiteness(call, made.inputs))
-                np.copyto(value.array, o)
+                assert shape is not None
+                value = self.allocate(shape, o.dtype, None, self._finiteness(call, made.inputs))
+                with self.settling():
+                    np.copyto(value.array, o)
                 made.outputs.append(value)
             else:
-                cell = OpaqueValue(unshared(o, made.placed()))
+                cell = OpaqueValue(unshared(o, placed))
                 self.live[id(cell)] = cell.value
                 self.budget.count_tensor(limits.size_of(cell.value))
                 made.outputs.append(cell)
@@ -124,7 +137,7 @@ class Definitions(TraceValues):
         self.facts.definitions += 1
         notes = self._reasons if self.counts else [f"{call.op_type} of the body", *self._reasons]
         step = PlanStep(made.bind, reads, writes, "definition", call.origins, tuple(notes))
-        step.flops = flops_of((call,), made.inputs, writes[0]) if writes else None
+        step.work = partial(flops_of, (call,), made.inputs, writes[0]) if writes else _unknown
         self._record(step)
         for i, m in zip(call.outputs, made.outputs, strict=False):
             if i is not None and m is not None:
@@ -134,6 +147,18 @@ class Definitions(TraceValues):
             self.budget.left += 1  # the visitor has counted it
         self._count(call)
         return 1
+
+    def result_shapes(self, call: ir.Node, results: Sequence[Any]) -> list[Sequence[Any] | None]:
+        """The shape of each result of a definition, if the inputs have sizes by name; None for one that is not known."""
+        entries = [e for e in self._values(call) if isinstance(e, Value)]
+        present: list[Sequence[Any] | None] = [o.shape if isinstance(o, np.ndarray) else () for o in results]
+        if self.space is None or not any(e.is_open or e.contents is not None for e in entries):
+            return present
+        found = inferred_shapes(call, self._values(call))
+        return [
+            s if s is not None and settled(s) == p else None if isinstance(o, np.ndarray) else p
+            for o, p, s in zip_longest(results, present, found[: len(results)])
+        ]
 
     def _is_sent(self, call: ir.Node, inputs: Sequence[Entry | None]) -> bool:
         """Whether the sizes of the results may differ between runs, which no segment depends on."""
@@ -170,12 +195,16 @@ class Definitions(TraceValues):
         self.budget.steps(count)
 
 
+def _unknown() -> None:
+    """The work of a call is not known."""
+
+
 def flops_of(calls: Sequence[ir.Node], inputs: Sequence[Entry | None], output: Value) -> int | None:
     """The work of a call and of those that follow it, each of which computes one number for each element."""
     first = calls[0]
-    shapes = [e.shape if isinstance(e, Value) else None for e in inputs]
-    own = flops(first.domain, first.op_type, first.attributes, shapes, output.shape)
-    return None if own is None else own + (len(calls) - 1) * output.size
+    shapes = [settled(e.shape) if isinstance(e, Value) else None for e in inputs]
+    own = flops(first.domain, first.op_type, first.attributes, shapes, settled(output.shape))
+    return None if own is None else own + (len(calls) - 1) * now(output.size)
 
 
 def _content(entry: Entry) -> Any:

@@ -12,7 +12,6 @@ from ...errors import SonnxError
 from ...ir import graph as ir
 from ...ir.declaration import caches_of
 from ...kernels import onednn
-from ...kernels.group_query import GroupQuery, checked, grow, reason_against
 from ...kernels.table import Invalid
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...proto.schemas import MICROSOFT
@@ -216,6 +215,8 @@ class Opener(Chooser):
 
     def _has_buffers(self, call: ir.Node) -> bool:
         """Whether the caches of attention are buffers with room for the new rows."""
+        from ...kernels.group_query import GroupQuery, checked  # few models have it
+
         values = [e.array if isinstance(e, Value) else e.value if isinstance(e, OpaqueValue) else e for e in self._values(call)]
         try:
             parts, past = checked(GroupQuery.of(call.attributes), values)
@@ -225,6 +226,8 @@ class Opener(Chooser):
 
     def _attend(self, call: ir.Node, buffers: bool = False) -> None:
         """Compute attention with caches of keys and values, which grow in their memory if there is room; buffers are copied."""
+        from ...kernels.group_query import GroupQuery, grow  # few models have it
+
         entries, state, facts = self._values(call), self.state, self.facts
         targets = [Cell(), *((Cell(), Cell()) if buffers else (Appended(), Appended()))][: len(call.outputs)]
         made = GroupQuery.of(call.attributes)
@@ -266,6 +269,8 @@ def attends(call: ir.Node) -> bool:
     """Whether a call is attention with caches that can grow in place."""
     if (call.domain, call.op_type) != (MICROSOFT, "GroupQueryAttention") or len(call.inputs) < 5:
         return False
+    from ...kernels.group_query import reason_against  # few models have it
+
     present = 1 + max(i for i, v in enumerate(call.inputs) if v is not None)
     return not reason_against(call.attributes, present, len(call.outputs))
 

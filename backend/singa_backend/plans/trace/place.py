@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...kernels.frames import FrameAddress
+from ...ir.sizes import Formulas, SizeSpace, now, typical
+from ...kernels import onednn
+from ...kernels.frames import FrameAddress, FrameStep
 from ...kernels.onednn import thread_switch, threads_of
-from ...kernels.values import Bound, OpaqueValue, PlanStep, Value, aligned
+from ...kernels.table import Options
+from ...kernels.values import ALIGNMENT, Bound, Buffer, OpaqueValue, PlanStep, Value, address_of, aligned
 from .. import arena as arenas
 from ..contention import Pace
 from ..open.caches import PASSED, PASSED_STEPS, Replaced, ZeroCopy
+from .exact import ExactCall, OtherSteps
+from .frame_table import FrameTable
 from .open import Opener
-from .segment import Appended
+from .segment import Appended, Entry, PlanFacts, Segment
 
 
 class Placer(Opener):
@@ -29,63 +37,224 @@ class Placer(Opener):
             whole: whether the segment is all of the plan: only then are inputs and outputs passed without a copy.
         """
         segment = self.segment
-        passed = self._passed() if whole else {}
-        if self.history is not None:
-            self.history.passed = tuple(passed.values())
-        self.history = self.history if whole else None
         for entry in segment.outputs:
             if isinstance(entry, Value):
                 entry.buffer.touch(len(segment.steps))
-        self._place(passed)
-        most = self._bind(passed)
-        segment.passed = tuple(p for p in passed.values() if not isinstance(p, Replaced))
-        segment.replaced = tuple(p for p in passed.values() if isinstance(p, Replaced))
+        held = tuple(p for p in self.earlier.passed) if self.earlier is not None else None
+        binder = Binder(
+            segment, self.options, self.facts, self.space, self.entries if whole else None, self.buffers, self.named,
+            self.replaced if self.updates is not None else {}, self.updates, self.needs_finite, held, self.begins,
+            self.exact,
+        )  # fmt: skip
+        with self.settling():
+            most, passed = binder.bind(moves=True)
+        for b in (*binder.placed, *(p.value.buffer for p in passed)):
+            self.live.pop(id(b), None)
+        if self.history is not None:
+            self.history.passed = passed
+        self.history = self.history if whole else None
         if self.options.adaptive and most > 1:
             segment.pace = Pace(self.options.threads, time.perf_counter() - self.began, self.single)
+        binder.seconds = time.perf_counter() - self.began
+        if self.space is not None:
+            segment.binder = binder
+
+
+class Binder:
+    """Gives the buffers of a segment their places, and binds its steps to them: once, or for each set of sizes.
+
+    Attributes:
+        placed: the buffers that have a place in the arena.
+        seconds: the time of the trace.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        options: Options,
+        facts: PlanFacts,
+        space: SizeSpace | None,
+        entries: Sequence[Entry] | None,
+        buffers: Sequence[Buffer],
+        named: Sequence[Value],
+        replaced: Mapping[int, Any],
+        updates: int | None,
+        needs_finite: bool,
+        held: tuple[ZeroCopy, ...] | None,
+        begins: bool,
+        exact: Sequence[ExactCall],
+    ) -> None:
+        self._segment, self._options, self._facts, self._space = segment, options, facts, space
+        self._entries, self._named, self._replaced = entries, named, replaced
+        self._updates, self._needs_finite, self._held = updates, needs_finite, held
+        self._candidates = {} if entries is None else self._passable()
+        self._own = [b for b in buffers if b.first >= 0 and not b.pinned]
+        self._epoch, self._exact = -1, exact
+        self._is_bound = False
+        self._seen: list[int] | None = None
+        self._loose: list[tuple[int, PlanStep, int, int]] = []
+        self._table: FrameTable | None = None
+        self._slots = None if space is None else arenas.slots(self._own)
+        self._numbers = None if space is None else self._formulas(space, begins)
+        self.placed: list[Buffer] = []
+        self.seconds = 0.0
+
+    def _formulas(self, space: SizeSpace, begins: bool) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        """The function that returns what the frames need, the places of the buffers, and the bytes of the arena.
+
+        Args:
+            space: the sizes.
+            begins: whether the segment is the first of its plan: steps of others use buffers of those before.
+        """
+        formulas = Formulas(space)
+        steps = [(s, s.bind) for s in self._segment.steps if begins and isinstance(s.bind, FrameStep)]
+        repeated = [p for s in self._segment.steps if begins for turn in getattr(s.bind, "parts", ()) for p in turn]
+        places = {id(b): i for i, b in enumerate(self._own)}
+        table = self._table = FrameTable([*(bind for _, bind in steps), *repeated], places, self._candidates, formulas)
+        framed = {id(s) for s, _ in steps}
+        seen = [v for s in self._segment.steps if id(s) not in framed for v in (*s.reads, *s.writes)]
+        seen += [e for e in (*(self._entries or ()), *self._segment.outputs) if isinstance(e, Value)]
+        scratch = [s.scratch for s in self._segment.steps if id(s) not in framed and s.scratch is not None]
+        scratch += [b for call in self._exact for b in call.buffers]
+        self._framed = framed
+        if self._entries is not None:  # otherwise further segments use the others too
+            known = {id(b) for b in (*(v.buffer for v in seen), *scratch)}
+            self._seen = [i for i, b in enumerate(self._own) if id(b) in known and id(b) not in self._candidates]
+        assert self._slots is not None
+        sizes: list[list[str]] = [[] for _ in range(self._slots.count)]
+        for b, slot in zip(self._own, self._slots.slot, strict=True):
+            sizes[slot].append("0" if id(b) in self._candidates else formulas.name(b.nbytes))
+        starts, total = [], "0"
+        for several in sizes:
+            starts.append(total)
+            largest = f"max({', '.join(dict.fromkeys(several))})" if len(set(several)) > 1 else several[0]
+            total = formulas.line(f"{total} + ({largest} + {ALIGNMENT - 1} & {-ALIGNMENT})")
+        return formulas.made([*table.names, *(starts[s] for s in self._slots.slot), total])
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the sizes have changed since the steps were bound."""
+        return self._space is not None and self._space.epoch != self._epoch
+
+    def emit_again(self) -> None:
+        """Emit the steps of kernels that see numbers for the present sizes; raises OtherSteps if others are needed."""
+        with onednn.using_threads(self._options.threads) if self._exact else nullcontext():  # as in the trace
+            for call in self._exact:
+                call.emit_again()
+
+    def bind(self, moves: bool = False, most: float = math.inf) -> tuple[int, tuple[ZeroCopy, ...]]:
+        """Place the buffers, and bind the steps, for the present sizes.
+
+        Args:
+            most: the maximum bytes of the arena; more raise OtherSteps.
+            moves: whether the buffers hold values, which move to their places.
+
+        Returns:
+            The highest number of threads of a step, and the inputs and outputs that are not copied.
+        """
+        segment = self._segment
+        for v in self._named:
+            assert v.buffer.memory is not None
+            np.copyto(np.ndarray(v.shape, v.dtype, v.buffer.memory), v.array)
+        passed = self._candidates
+        if self._held is not None:  # in an open plan those of the earlier plan
+            entries = [*(self._entries or ()), *segment.outputs]
+            passed = {id(p.value.buffer): p for p in self._held if any(e is p.value for e in entries)}
+        for p in passed.values() if not moves else ():
+            p.value.buffer.memory = aligned(now(p.value.buffer.nbytes))  # each run binds the steps again, to its array
+        self._place(passed, moves, most)
+        if not self._bind_again(passed):
+            segment.flat = []
+            self._most = self._bind(passed)
+        most = self._most
+        segment.passed = tuple(p for p in passed.values() if not isinstance(p, Replaced))
+        segment.replaced = tuple(p for p in passed.values() if isinstance(p, Replaced))
         times = Counter(id(e) for e in segment.outputs)
         segment.copies = tuple(
             partial(_copy, e, times[id(e)] == 1)
             if isinstance(e, OpaqueValue)
             else partial(passed[id(e.buffer)].take, times[id(e)] == 1)
             if id(e.buffer) in passed
-            else partial(e.array.copy, "K" if self.options.ordered else "C")
+            else partial(e.array.copy, "K" if self._options.ordered else "C")
             for e in segment.outputs
         )
+        if self._space is not None:
+            self._epoch = self._space.epoch
+        if not moves:  # what is usual for other sizes, and their steps on one thread, do not hold
+            segment.pace = Pace(self._options.threads, self.seconds) if self._options.adaptive and most > 1 else None
+        return most, tuple(passed.values())
 
-    def _place(self, passed: dict[int, ZeroCopy]) -> None:
+    def _place(self, passed: dict[int, ZeroCopy], moves: bool, most: float) -> None:
         """Give the buffers their places in an arena, and move what they hold there."""
-        segment = self.segment
-        used = [b for b in self.buffers if b.first >= 0 and not b.pinned and id(b) not in passed]
-        segment.arena_bytes = arenas.place(used)
-        segment.live_bytes = arenas.live_bytes(used)
-        segment.arena = aligned(segment.arena_bytes)
-        for i in passed:
-            self.live.pop(i, None)
-        for b in used:
-            place = segment.arena[b.offset : b.offset + b.nbytes]
-            if b.memory is not None and b.users > 0:
+        segment = self._segment
+        used = [b for b in self._own if id(b) not in passed]
+        self.placed = used
+        if self._numbers is None:
+            segment.arena_bytes = arenas.place(used)
+            segment.live_bytes = arenas.live_bytes(used)
+            segment.arena = aligned(segment.arena_bytes)
+            offsets = [b.offset for b in self._own]
+        else:
+            assert self._space is not None and self._table is not None
+            *words, segment.arena_bytes = self._numbers(self._space.values)
+            segment.live_bytes = segment.arena_bytes
+            if segment.arena_bytes > most:
+                raise OtherSteps("the plan needs more memory than the limits permit")
+            if segment.arena is None or segment.arena.nbytes < segment.arena_bytes:
+                for b in () if moves else used:
+                    b.memory = None  # nothing keeps the smaller arena
+                segment.arena = aligned(segment.arena_bytes + segment.arena_bytes // 4 * (not moves))
+            count = len(self._table.names)
+            offsets = words[count:]
+            table = np.array(words, np.int64)
+            self._table.write(table[:count], table[count:] + address_of(segment.arena))
+        arena = segment.arena
+        if not moves and self._seen is not None:  # the others are in the table only
+            for i in self._seen:
+                b, offset = self._own[i], offsets[i]
+                b.memory = arena[offset : offset + now(b.nbytes)]
+            return
+        for b, offset in zip(self._own, offsets, strict=True):
+            if id(b) in passed:
+                continue
+            place = arena[offset : offset + now(b.nbytes)]
+            if moves and b.memory is not None and b.users > 0:
                 np.copyto(place, b.memory)
             b.memory, b.pinned = place, True
-            self.live.pop(id(b), None)
+
+    def _bind_again(self, passed: dict[int, ZeroCopy]) -> bool:
+        """Bind the steps that are not in the table to other sizes; return whether that is all."""
+        if not self._is_bound:
+            self._is_bound = self._numbers is not None
+            return False
+        flat, usual = self._segment.flat, self._options.threads
+        for start, step, count, threads in self._loose:
+            pieces = step.bind()
+            if len(pieces) != count or _threads(step, pieces, usual) != threads:  # primitives run on those they were created for
+                return False
+            flat[start : start + count] = pieces
+        return True
 
     def _bind(self, passed: dict[int, ZeroCopy]) -> int:
         """Bind the steps, each on the threads that it needs; return the highest number of threads."""
-        segment = self.segment
-        usual = at = self.options.threads
+        segment, facts = self._segment, self._facts
+        facts.parallel |= bool(self._exact)  # of another size some may use several threads
+        usual = at = self._options.threads
         most = 1
+        self._loose = []
         moving: list[tuple[int, PlanStep, int]] = []
         updating: list[tuple[int, PlanStep, int]] = []
-        unchecked = {p for p in passed.values() if self.facts.finite and p.index >= 0 and p.value.dtype.kind in "fc"}
+        unchecked = {p for p in passed.values() if facts.finite and p.index >= 0 and p.value.dtype.kind in "fc"}
         for index, step in enumerate(segment.steps):
-            if index == self.updates:
-                if self.needs_finite:
+            if index == self._updates:
+                if self._needs_finite:
                     segment.flat += [(p.require_finite, ()) for p in unchecked]
                 for p in unchecked:
-                    p.checked = self.needs_finite
+                    p.checked = self._needs_finite
                 unchecked, segment.update = set(), len(segment.flat)
             own = pieces = step.bind()
             needed = _threads(step, pieces, usual)
-            self.facts.parallel |= needed > 0 and step.kernel != "definition"
+            facts.parallel |= needed > 0 and step.kernel != "definition"
             most = max(most, needed if step.kernel != "definition" else 1, *(_frame_threads(a) for _, a in pieces))
             if needed not in (0, at):
                 pieces, at = [*thread_switch(needed), *pieces], needed
@@ -93,8 +262,10 @@ class Placer(Opener):
             checked = [p for p in found if p in unchecked]
             unchecked.difference_update(checked)
             pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
+            bound = (len(segment.flat) + len(pieces) - len(own), step, len(own))
+            if not found and self._numbers is not None and id(step) not in self._framed:
+                self._loose.append((*bound, needed))
             if found:
-                bound = (len(segment.flat) + len(pieces) - len(own), step, len(own))
                 (updating if all(isinstance(p, Replaced) for p in found) else moving).append(bound)
             if step is segment.steps[-1] and at != usual:
                 pieces = [*pieces, *thread_switch(usual)]
@@ -103,31 +274,30 @@ class Placer(Opener):
         segment.moving, segment.updating = tuple(moving), tuple(updating)
         return most
 
-    def _passed(self) -> dict[int, ZeroCopy]:
-        """The large inputs and outputs which a run need not copy, by buffer; in an open plan, those of the earlier plan."""
-        segment = self.segment
-        if self.earlier is not None:
-            entries = [*self.entries, *segment.outputs]
-            return {id(p.value.buffer): p for p in self.earlier.passed if any(e is p.value for e in entries)}
+    def _passable(self) -> dict[int, ZeroCopy]:
+        """The large inputs and outputs, which a run need not copy, by buffer."""
+        segment, entries = self._segment, self._entries or ()
         touching = Counter(i for s in segment.steps for i in {id(v.buffer) for v in (*s.reads, *s.writes)})
         written = {id(v.buffer) for s in segment.steps for v in s.writes}
         results = Counter(id(e.buffer) for e in segment.outputs if isinstance(e, Value))
         made = {}
-        for index, e in enumerate(self.entries):
+        for index, e in enumerate(entries):
             if isinstance(e, Value) and e.dtype.kind in "biufc" and not results[id(e.buffer)] and id(e.buffer) not in written:
                 made[id(e.buffer)] = ZeroCopy(e, index)
-        made_here = written - {id(e.buffer) for e in self.entries if isinstance(e, Value)}
+        made_here = written - {id(e.buffer) for e in entries if isinstance(e, Value)}
         for place, o in enumerate(segment.outputs):
             if not isinstance(o, Value) or o.offset or o.nbytes != o.buffer.nbytes or o.buffer.pinned:
                 continue
-            if not (o.is_dense if self.options.ordered else o.contiguous):
+            if not (o.is_dense if self._options.ordered else o.contiguous):
                 continue
             if results[id(o.buffer)] == 1 and id(o.buffer) in made_here:
                 made[id(o.buffer)] = ZeroCopy(o, place=place)
-        found = {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
-        if self.replaced:
-            replaced = enumerate(self.entries)
-            found |= {id(e.buffer): Replaced(e, n) for n, e in replaced if isinstance(e, Value) and id(e.buffer) in self.replaced}
+        found = {i: p for i, p in made.items() if typical(p.value.nbytes) >= PASSED and touching[i] <= PASSED_STEPS}
+        if self._replaced:
+            replaced = enumerate(entries)
+            found |= {
+                id(e.buffer): Replaced(e, n) for n, e in replaced if isinstance(e, Value) and id(e.buffer) in self._replaced
+            }
         return found
 
 

@@ -140,6 +140,7 @@ class Segment:
         update: the index of the first call that may write to them; nothing after it refuses a value.
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
+        binder: binds it again for other sizes; None if there are no others.
     """
 
     steps: list[PlanStep] = field(default_factory=list)
@@ -159,6 +160,7 @@ class Segment:
     update: int | None = None
     cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
+    binder: Any = None
 
     def attach(self, inputs: Sequence[Any], receivers: Receivers = ()) -> None:
         """Bind the steps that use inputs and outputs which are not copied to those of this run."""
@@ -264,6 +266,7 @@ class PlanFacts:
         definitions: the number of calls that their definitions compute.
         parallel: whether a step may use oneDNN, whose number of threads is that of its caller.
         wants: the keys of the machine code that steps would use, and that was not made when they were traced.
+        tensors: the bytes of the tensors whose sizes differ between runs.
     """
 
     finite: bool = False
@@ -274,3 +277,4 @@ class PlanFacts:
     definitions: int = 0
     parallel: bool = False
     wants: set[str] = field(default_factory=set)
+    tensors: set[Any] = field(default_factory=set)

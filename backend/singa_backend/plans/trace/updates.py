@@ -13,8 +13,8 @@ from ...kernels.frames import MISSING
 from ...kernels.table import Kernel, Refused
 from ...kernels.values import Value
 from ..chains import chains, is_elementwise, is_expression
-from .choose import TraceSite
 from .place import Placer
+from .site import TraceSite
 
 KERNEL = Kernel(compute, "numpy", 0, frozenset())
 """The kernel of updates, which is not in the table: it computes several outputs of several calls."""

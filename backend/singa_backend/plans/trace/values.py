@@ -6,12 +6,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from ... import dtypes, limits
 from ...ir import graph as ir
+from ...ir.sizes import SizeSpace, is_open, now, settled
 from ...kernels.table import Options
 from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, OpaqueValue, Value, aligned, order_of, strides_of
 from ...proto.tensor_data import release
@@ -58,6 +60,10 @@ class TraceValues:
         homes: where the values of calls are, if memory is bounded.
         ahead: the number of calls, from the next one of the present group, that machine code will compute when it is made.
         counts: whether calls are counted as executed: not those of a body.
+        space: the sizes that differ between runs; None if none does.
+        named: the constants of the segment that hold such sizes.
+        exact: the calls of the segment whose kernels see numbers.
+        begins: whether the segment is the first of the plan.
     """
 
     def __init__(
@@ -71,9 +77,14 @@ class TraceValues:
         facts: PlanFacts,
         budget: limits.Budget,
         caches: dict[ir.Value, int] | None = None,
+        space: SizeSpace | None = None,
     ) -> None:
         self.graph, self.roles = graph, roles
         self.caches = caches or {}
+        self.space = space
+        self.named: list[Value] = []
+        self.begins = True
+        self.exact: list[Any] = []
         self.options = options
         self.shared = shared
         self.state = state
@@ -103,6 +114,10 @@ class TraceValues:
         self.homes: Homes = {}
         self.counts = True
         self._reasons: list[str] = []
+
+    def settling(self) -> AbstractContextManager[None]:
+        """While present sizes may be read: steps run, or are bound, and are bound again for other sizes."""
+        return nullcontext() if self.space is None else self.space.settling()
 
     def _get(self, i: ir.Value) -> Entry:
         entry = self.env.get(i)
@@ -136,32 +151,37 @@ class TraceValues:
         self._admit(made.shape, made.dtype)
         return made
 
-    def _entry(self, x: Any) -> Entry:
-        """A new value that holds this one."""
+    def _entry(self, x: Any, shape: Sequence[Any] | None = None) -> Entry:
+        """A new value that holds this one, whose shape may have sizes by name."""
         if not isinstance(x, np.ndarray) or x.dtype == dtypes.STRING:
             return OpaqueValue(x)
-        made = self.allocate(x.shape, x.dtype, order_of(x.strides) if self.options.ordered else None, FINITE)
-        np.copyto(made.array, x)
+        order = order_of(x.strides) if self.options.ordered else None
+        made = self.allocate(x.shape if shape is None else shape, x.dtype, order, FINITE)
+        with self.settling():
+            np.copyto(made.array, x)
         return made
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], order: Sequence[int] | None, finiteness: int) -> Value:
         """A value in a new buffer."""
-        shape = tuple(int(d) for d in shape)
+        shape = tuple(shape) if is_open(shape) else tuple(int(d) for d in shape)
         self._admit(shape, dtype)
         strides = strides_of(shape, dtype.itemsize, order)
-        nbytes = max(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
+        nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         return Value(self.buffer(nbytes), shape, strides, dtype, 0, False, finiteness)
 
     def _admit(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         """Check a tensor against the limits of this run, and note its size for those of other runs."""
+        if is_open(shape):
+            self.facts.tensors.add(math.prod(d or 1 for d in shape) * dtype.itemsize)
+            shape = settled(shape)
         self.budget.admit(shape, dtype.itemsize)
         self.facts.largest = max(self.facts.largest, math.prod(d or 1 for d in shape) * dtype.itemsize)
         self.facts.rank = max(self.facts.rank, len(shape))
 
     def buffer(self, nbytes: int) -> Buffer:
         """A new buffer with separate memory until the segment is complete."""
-        self.budget.count_tensor(nbytes)
-        made = Buffer(nbytes, aligned(nbytes))
+        self.budget.count_tensor(now(nbytes))
+        made = Buffer(nbytes, aligned(now(nbytes)))
         assert made.memory is not None
         self.live[id(made)] = made.memory
         self.buffers.append(made)
@@ -172,7 +192,7 @@ class TraceValues:
         if isinstance(entry, Value):
             entry.buffer.users += 1
             if self.options.activation_memory and not entry.constant:
-                self.homes[i] = Home(entry.buffer, entry.buffer.nbytes, entry.shape)
+                self.homes[i] = Home(entry.buffer, now(entry.buffer.nbytes), settled(entry.shape))
         if not self.uses[i]:
             self._drop(i)
 

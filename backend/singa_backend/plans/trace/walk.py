@@ -30,11 +30,18 @@ from .updates import Updater
 class Tracer(Updater):
     """Traces a segment of a plan, and those that follow it."""
 
-    def start(self, inputs: Sequence[Any], record: bool = False, earlier: PlanTrace | None = None) -> Segment:
+    def start(
+        self,
+        inputs: Sequence[Any],
+        record: bool = False,
+        earlier: PlanTrace | None = None,
+        shapes: Sequence[Sequence[Any] | None] = (),
+    ) -> Segment:
         """Trace the graph on these inputs; return the first segment.
 
         Args:
             inputs: the inputs.
+            shapes: those of the inputs, with sizes by name.
             record: whether to note what an open plan can repeat.
             earlier: the trace of a plan for other shapes.  The plan will be open: an item that reads the same values uses the
                 steps of that plan; other items are computed by definitions, in each run with the shapes of its inputs.
@@ -51,7 +58,7 @@ class Tracer(Updater):
                 p.attach(inputs)
         for index, (i, x) in enumerate(zip(self.graph.inputs, inputs, strict=True)):
             if earlier is None:
-                entry = self._entry(x)
+                entry = self._entry(x, shapes[index] if shapes else None)
             else:
                 entry = self._same_entry(earlier.entries[index], i, x, any(p.index == index for p in earlier.passed))
             self.env[i] = entry
@@ -67,7 +74,7 @@ class Tracer(Updater):
 
     def resume(self, point: Continuation) -> Segment:
         """Trace what follows a segment."""
-        self.env, self.uses = dict(point.env), Counter(point.uses)
+        self.env, self.uses, self.begins = dict(point.env), Counter(point.uses), False
         for entry in self.env.values():
             if isinstance(entry, Value):
                 entry.buffer.users += 1
@@ -140,7 +147,8 @@ class Tracer(Updater):
         if given.buffer.users != 1 + inside:
             raise NotInPlace("another result shows an input that is replaced")
         if not inside:
-            np.copyto(given.array, made.array)
+            with self.settling():
+                np.copyto(given.array, made.array)
             origins = i.producer.origins if i.producer is not None else ()
             self._record(PlanStep(lambda: [(np.copyto, (given.array, made.array))], (made,), (given,), "copy", origins))
         return given
@@ -159,6 +167,8 @@ class Tracer(Updater):
         done.point = Continuation(dict(self.env), pending[::-1], Counter(self.uses))
         done.check, done.next[key()] = key, following
         self.segment, self.buffers, self.began = following, [], time.perf_counter()
+        self.named, self.exact = [], []
+        self.begins = False
         self.copies.clear()
 
     def _adopt(self, values: Sequence[ir.Value], call: ir.Node) -> None:
@@ -166,7 +176,8 @@ class Tracer(Updater):
             cell = self.env.get(i)
             if isinstance(cell, OpaqueValue) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
                 made = self.allocate(cell.value.shape, cell.value.dtype, None, NAN)
-                np.copyto(made.array, cell.value)
+                with self.settling():
+                    np.copyto(made.array, cell.value)
 
                 def bind(cell: OpaqueValue = cell, made: Value = made) -> Any:
                     target = made.array
@@ -180,7 +191,8 @@ class Tracer(Updater):
         """The work of the branch that an If takes."""
         call = item.call
         condition = None if call.inputs[0] is None else self._get(call.inputs[0])
-        array = condition.array if isinstance(condition, Value) else None
+        with self.settling():
+            array = condition.array if isinstance(condition, Value) and condition.contents is None else None
         same = branches_fit(call)
         if not isinstance(condition, Value) or array is None or array.size != 1 or array.dtype != np.bool_ or not same:
             return [(call,)]  # the definition reports the error

@@ -1,0 +1,348 @@
+"""Sizes by name: what is decided about them, and plans for all sizes that a model leaves open."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+from tests.helpers import open_models
+
+from singa_backend import Limits, SingaBackend
+from singa_backend.errors import InvalidInput, ResourceExhausted
+from singa_backend.ir.sizes import (
+    Formulas,
+    OpenSize,
+    Size,
+    SizeSpace,
+    at_least_zero,
+    broadcast_sizes,
+    late,
+    now,
+    settled,
+    typical,
+)
+from singa_backend.kernels.views import reshaped_strides
+from singa_backend.plans import contention
+
+# --- sizes
+
+
+def space_of(**values: int) -> tuple[SizeSpace, list[Size]]:
+    space = SizeSpace()
+    return space, [space.symbol(k, v) for k, v in values.items()]
+
+
+def test_equal_polynomials_are_equal_and_nothing_is_assumed() -> None:
+    space, (n, m) = space_of(n=5, m=7)
+    assert (n + 1) * (m - 1) == n * m - n + m - 1
+    assert (n * 6) // 3 == 2 * n and (n * 12 + 8) % 4 == 0 and (6 * n) // 4 == (3 * n) // 2
+    assert (n * m * 32) // (m * 8) == 4 * n and n - n == 0 and -(-n // 16) == (n + 15) // 16
+    assert hash(n + m) == hash(m + n) and {n * 2: 1}[n + n] == 1
+    assert not space.guards
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_arithmetic_agrees_with_integers(seed: int) -> None:
+    """Drawn expressions have the values that integers have, now and for other values of the symbols."""
+    draw = np.random.default_rng(seed)
+    space, (n, m) = space_of(n=int(draw.integers(2, 60)), m=int(draw.integers(2, 60)))
+
+    def expression() -> Any:
+        kinds = [(int(draw.integers(4)), int(draw.integers(-3, 9)), int(draw.integers(1, 9))) for _ in range(5)]
+
+        def compute(a: Any, b: Any) -> Any:
+            for kind, c, d in kinds:
+                a, b = (
+                    (a * c + b, a) if kind == 0 else (a - b * c, b) if kind == 1 else (a // d, b + c) if kind == 2 else (a % d, a)
+                )
+            return a
+
+        return compute
+
+    computed = [expression() for _ in range(6)]
+    sizes = [f(n, m) for f in computed]
+    formulas = Formulas(space)
+    made = formulas.made([formulas.name(s) for s in sizes])
+    for values in [space.values, *draw.integers(2, 100, (5, 2)).tolist()]:
+        space.set(values)
+        expected = [f(*values) for f in computed]
+        assert [now(s) for s in sizes] == expected == list(made(values))
+        for s, e in zip(sizes, expected, strict=True):
+            low = space.lowest(s.terms) if isinstance(s, Size) else e
+            assert low is None or low <= e
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_decided_without_an_assumption_always_holds(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+
+    def drawn() -> tuple[SizeSpace, list[Any]]:
+        space, (n, m) = space_of(n=9, m=14)
+        halves = [n // 2, (m + 1) // 2, n // 2 // 3, (n // 2) * (m // 3), n - 2 * (n // 2)]
+        return space, [n, m, n * m, n * 4 + 1, m - n, *halves, 5, 0, 1]
+
+    space, sizes = drawn()
+    for _ in range(60):
+        a, b = (sizes[int(i)] for i in draw.integers(len(sizes), size=2))
+        before = len(space.guards)
+        decided = [a < b, a == b, a >= b]
+        if len(space.guards) > before:
+            space, sizes = drawn()  # an assumption may decide what follows
+            continue
+        values = space.values
+        for other in draw.integers(2, 40, (8, 2)).tolist():
+            space.set(other)
+            x, y = now(a), now(b)
+            assert decided == [x < y, x == y, x >= y]
+        space.set(values)
+
+
+def test_assumptions_are_tested_for_other_values() -> None:
+    space, (n, m) = space_of(n=5, m=7)
+    assert n < m and n != 4 and n * 2 > 8
+    space.seal()
+    assert space.failing() is None
+    for values, holds in (((6, 7), True), ((7, 7), False), ((4, 9), False), ((2, 9), False)):
+        space.set(values)
+        assert (space.failing() is None) == holds
+
+
+def test_a_size_is_no_number_before_it_is_settled() -> None:
+    space, (n,) = space_of(n=5)
+    for use in (int, float, range, lambda v: np.zeros((v, 2)), lambda v: np.array([v], np.int64), math.sqrt, lambda v: [0] * v):
+        with pytest.raises((OpenSize, TypeError)):
+            use(n)
+    with space.settling():
+        assert np.zeros((n, 2)).shape == (5, 2) and int(n * 3) == 15
+    with pytest.raises(OpenSize):
+        int(n)
+    assert not space.guards and settled((n, 3)) == (5, 3)
+
+
+def test_sizes_of_two_spaces_do_not_meet() -> None:
+    (_, (n,)), (_, (m,)) = space_of(n=5), space_of(n=5)
+    assert n != m
+    with pytest.raises(ValueError, match="two plans"):
+        n + m
+
+
+def test_a_pin_is_a_number_in_the_next_trace() -> None:
+    space, (n,) = space_of(n=5)
+    assert n // 2 == 2
+    assert space.found == {"(n) // 2": 2}
+    again = SizeSpace(space.found)
+    m = again.symbol("n", 4)
+    assert m // 2 == 2 and isinstance(m // 2, int)
+    again.seal()
+    for value, holds in ((4, True), (5, True), (6, False), (3, False)):
+        again.set([value])
+        assert (again.failing() is None) == holds
+
+
+def test_numbers_that_depend_on_no_result() -> None:
+    space, (n,) = space_of(n=5)
+    assert late(min, 3, 4) == 3 and now(late(min, n, 4)) == 4
+    assert typical(n) == 64 and typical(n - 64) == 1
+    space.set([3])
+    assert now(late(min, n, 4)) == 3
+    assert at_least_zero(n - 2) is not 0 and at_least_zero(1 - n) == 0 and not space.guards  # noqa: F632  it is a Size
+
+
+def test_shapes_broadcast() -> None:
+    space, (n, m) = space_of(n=5, m=7)
+    assert broadcast_sizes((n, 1), (1, m), ()) == (n, m)
+    assert broadcast_sizes((2, n), (n,)) == (2, n) and not space.guards
+    with pytest.raises(ValueError, match="broadcast"):
+        broadcast_sizes((n,), (m,))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_views_of_other_shapes_are_those_of_numpy(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    shape = [int(d) for d in draw.choice([1, 2, 3, 4, 6], 4)]
+    x = np.empty(shape).transpose(draw.permutation(4))
+    if draw.random() < 0.3:
+        x = x[:, ::2]
+    size, wanted = x.size, []
+    while size > 1:
+        d = int(draw.choice([k for k in range(2, size + 1) if size % k == 0]))
+        wanted += [d, *[1] * int(draw.random() < 0.2)]
+        size //= d
+    found = reshaped_strides(x.shape, x.strides, wanted, 8)
+    try:
+        expected = x.reshape(wanted, copy=False)
+    except ValueError:
+        assert found is None
+        return
+    assert found is not None
+    assert all(a == b for a, b, d in zip(found, expected.strides, wanted, strict=True) if d != 1)
+
+
+# --- plans
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_drawn_models(seed: int) -> None:
+    """In eight sizes plans return what the definitions return, and the same bits when the sizes come again."""
+    assert not open_models.difference(open_models.drawn_model(seed), seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_models_in_deterministic_sessions_have_the_bits_of_a_new_session(seed: int) -> None:
+    """The bits of a run depend on its inputs, not on the sizes that came before."""
+    model = open_models.drawn_model(1000 + seed)
+    draw = np.random.default_rng(seed)
+    inputs = [draw.standard_normal((*s, 8)).astype(np.float32) for s in open_models.drawn_sizes(seed) if min(s) > 1]
+    rep = SingaBackend.prepare(model, deterministic=True)
+    for x in inputs:
+        alone = SingaBackend.prepare(model, deterministic=True).run([x])
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(rep.run([x]), alone, strict=True))
+
+
+def rep_of(text: str, **options: Any) -> Any:
+    return SingaBackend.prepare(parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), **options)
+
+
+def planner_of(rep: Any) -> Any:
+    assert rep._session._planner is not None
+    return rep._session._planner
+
+
+def test_inputs_that_disagree_on_a_size_of_one_name_are_refused() -> None:
+    rep = rep_of("g (float[n] a, float[n] b) => (float[n] y) { y = Add(a, b) }")
+    for _ in range(2):
+        assert rep.run([np.ones(4, np.float32)] * 2)[0].tolist() == [2.0] * 4
+        with pytest.raises(InvalidInput, match="'n' is 3 in input 'a'"):
+            rep.run([np.ones(3, np.float32), np.ones(5, np.float32)])
+
+
+def test_a_body_may_disagree_on_a_size_of_one_name() -> None:
+    """The names of a body are not those of its callers; its inputs may have any sizes."""
+    rep = rep_of("""g (float[k] a, float[m] b, int64 count) => (float y, float z) {
+        go = Constant<value: tensor = bool {1}>()
+        c, d = Loop(count, go, a, b) <body = f (int64 i, bool on, float[n] v, float[n] w) => (bool more, float[n] s, float[n] t) {
+            more = Identity(on)
+            s = Concat<axis = 0>(v, v)
+            t = Neg(w)
+        }>
+        y = ReduceSum<keepdims = 0>(c)
+        z = ReduceSum<keepdims = 0>(d)
+    }""")
+    for k, m in ((2, 3), (3, 3), (2, 5), (4, 2)):
+        y, z = rep.run([np.ones(k, np.float32), np.ones(m, np.float32), np.array(3)])
+        assert (float(y), float(z)) == (8 * k, -m)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (1, 1), (1, 400), (400, 1)])
+def test_empty_and_single_axes(sizes: tuple[int, int]) -> None:
+    net = "g (float[n, m] x) => (float[m, n] y, float[n, 1] z) <int64[1] axes = {1}> "
+    rep = rep_of(net + "{ y = Transpose(x) a = Exp(x) z = ReduceSum(a, axes) }")
+    draw = np.random.default_rng(0)
+    for shape in ((5, 6), sizes, (2, 9), sizes):
+        x = draw.standard_normal(shape).astype(np.float32)
+        y, z = rep.run([x])
+        np.testing.assert_array_equal(y, x.T)
+        np.testing.assert_allclose(z, np.exp(x).sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_large_size_is_refused_before_its_memory_is_taken() -> None:
+    net = "g (float[n] x, float[m] y) => (float[n, m] z) <int64[1] one = {1}, int64[1] zero = {0}> "
+    net += "{ a = Unsqueeze(x, one) b = Unsqueeze(y, zero) z = Mul(a, b) }"
+    rep = rep_of(net, limits=Limits(tensor_bytes=1 << 20))
+    for _ in range(2):
+        assert rep.run([np.ones(3, np.float32), np.ones(4, np.float32)])[0].shape == (3, 4)
+        with pytest.raises(ResourceExhausted) as caught:
+            rep.run([np.ones(3000, np.float32), np.ones(4000, np.float32)])
+        assert caught.value.code == "SX603"
+    live = rep_of(net, limits=Limits(live_bytes=1 << 20))
+    live.run([np.ones(3, np.float32), np.ones(4, np.float32)])
+    with pytest.raises(ResourceExhausted):
+        live.run([np.ones(3000, np.float32), np.ones(4000, np.float32)])
+    assert live.run([np.ones(3, np.float32), np.ones(4, np.float32)])[0].shape == (3, 4)
+
+
+def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
+    rep = SingaBackend.prepare(open_models.drawn_model(7))
+    draw = np.random.default_rng(0)
+    for s in range(2, 80):
+        rep.run([draw.standard_normal((2, s, 8)).astype(np.float32)])
+    planner = planner_of(rep)
+    sizes = [len(c) for c in planner.shared.containers()], len(planner.plans)
+    for s in range(3, 79):
+        rep.run([draw.standard_normal((2, s, 8)).astype(np.float32)])
+    assert ([len(c) for c in planner.shared.containers()], len(planner.plans)) == sizes
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Conv", "ConvTranspose", "AveragePool"])
+def test_images_of_changing_sizes_have_one_plan(op: str) -> None:
+    draw = np.random.default_rng(0)
+    attributes: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    inputs, weights = ["x"], []
+    if "Conv" in op:
+        inputs, weights = ["x", "w"], [numpy_helper.from_array(draw.standard_normal((4, 4, 3, 3)).astype(np.float32), "w")]
+    shape = ["n", 4, "h", "w"]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node(op, inputs, ["y"], **attributes)], "g", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    plans, definitions = SingaBackend.prepare(model, threads=1), SingaBackend.prepare(model, optimize=0)
+    for n, h, w in ((2, 9, 12), (3, 10, 9), (2, 40, 7), (2, 9, 12), (5, 8, 8)):
+        image = draw.standard_normal((n, 4, h, w)).astype(np.float32)
+        np.testing.assert_allclose(plans.run([image])[0], definitions.run([image])[0], rtol=1e-4, atol=1e-4)
+    assert len(planner_of(plans).plans) == 1
+
+
+def test_primitives_of_several_threads_and_of_one() -> None:
+    """A small product has a primitive for one thread, a large one for two; with the wrong number oneDNN corrupts memory."""
+    draw = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(draw.standard_normal(s).astype(np.float32), n) for n, s in (("w", (64, 32)), ("b", (32,)))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32])
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    plans, definitions = SingaBackend.prepare(model, threads=2), SingaBackend.prepare(model, optimize=0)
+    for n in (64, 44, 300, 44, 1000, 12, 300, 2, 5000, 44):
+        image = draw.standard_normal((n, 64)).astype(np.float32)
+        np.testing.assert_allclose(plans.run([image])[0], definitions.run([image])[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn_models_on_two_threads(seed: int) -> None:
+    """Also by default, where a run may continue on one thread while other programs use the cores."""
+    assert not open_models.difference(open_models.drawn_model(2000 + seed), 2000 + seed, threads=2 if seed % 2 else None)
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Conv"])
+def test_the_steps_on_one_thread_are_those_of_the_present_sizes(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """Machine code, and primitives of which only the batch is open."""
+    draw = np.random.default_rng(0)
+    shape, w = ([32, 256], (256, 256)) if op == "MatMul" else ([64, 14, 14], (64, 64, 3, 3))
+    attributes = {} if op == "MatMul" else {"pads": [1, 1, 1, 1]}
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *shape])
+    y = helper.make_tensor_value_info("v4", TensorProto.FLOAT, None)
+    weights = [numpy_helper.from_array((draw.standard_normal(w) / 16).astype(np.float32), "w")]
+    nodes = [helper.make_node(op, [f"v{i}" if i else "x", "w"], [f"v{i + 1}"], **attributes) for i in range(4)]
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    plans, definitions = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    monkeypatch.setattr(contention.contention, "present", True)
+    monkeypatch.setattr(type(contention.contention), "waits", lambda self, pace: True)
+    monkeypatch.setattr(contention.contention, "credit", -1e9)
+    for n in (4, 9, 3, 40, 4, 12):
+        image = draw.standard_normal((n, *shape)).astype(np.float32)
+        for _ in range(2):
+            np.testing.assert_allclose(plans.run([image])[0], definitions.run([image])[0], rtol=1e-3, atol=1e-3)
+    assert planner_of(plans).latest.first.pace is not None
+
+
+def test_a_profile_reports_the_present_sizes() -> None:
+    rep = SingaBackend.prepare(open_models.drawn_model(3))
+    for s in (5, 30, 9):
+        x = np.ones((2, s, 8), np.float32)
+        found = rep.profile([x], runs=1)
+        assert any(f", {s}, 8]" in i for step in found.steps for i in step.inputs)
