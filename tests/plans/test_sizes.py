@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
-from tests.helpers import open_models
+from tests.helpers import open_models, open_nodes
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.errors import InvalidInput, ResourceExhausted
@@ -200,6 +200,13 @@ def test_drawn_models_in_deterministic_sessions_have_the_bits_of_a_new_session(s
     for x in inputs:
         alone = SingaBackend.prepare(model, deterministic=True).run([x])
         assert all(a.tobytes() == b.tobytes() for a, b in zip(rep.run([x]), alone, strict=True))
+
+
+@pytest.mark.parametrize("first", range(20))
+def test_cases_of_onnx_with_open_sizes(first: int) -> None:
+    """A quarter of them; `python -m tests.helpers.open_nodes` runs all."""
+    for name, model, inputs in open_nodes.open_cases()[first::80]:
+        assert not (reason := open_nodes.open_difference(model, inputs)), (name, reason)
 
 
 def rep_of(text: str, **options: Any) -> Any:

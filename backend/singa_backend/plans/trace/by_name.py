@@ -17,9 +17,9 @@ MOST = 4096
 """The highest number of elements of a constant that is computed with sizes by name."""
 
 
-def has_names(inputs: Sequence[Value | None]) -> bool:
+def has_names(inputs: Sequence[Any]) -> bool:
     """Whether an input is a constant that holds sizes by name."""
-    return any(v is not None and v.contents is not None for v in inputs)
+    return any(isinstance(v, Value) and v.contents is not None for v in inputs)
 
 
 def contents_of(call: ir.Node, inputs: Sequence[Value | None]) -> np.ndarray | None:

@@ -233,7 +233,8 @@ class Binder:
             if len(pieces) != count or _threads(step, pieces, usual) != threads:  # primitives run on those they were created for
                 return False
             flat[start : start + count] = pieces
-        return True
+        moving = [(s, n) for _, s, n in self._segment.moving if not isinstance(s.bind, FrameStep)]
+        return all(len(step.bind()) == count for step, count in moving)  # each run binds them, in the same places
 
     def _bind(self, passed: dict[int, ZeroCopy]) -> int:
         """Bind the steps, each on the threads that it needs; return the highest number of threads."""
