@@ -76,7 +76,7 @@ class Chooser(BodyTraces):
             if opaque and not one.takes_opaque:
                 continue
             if has_names(inputs) and one.on != "view":  # only views read sizes by name; they are data of a run for others
-                inputs = [v if v is None or v.contents is None else v.unnamed() for v in inputs]
+                inputs = [v.unnamed() if isinstance(v, Value) and v.contents is not None else v for v in inputs]
             site = TraceSite(self, call, inputs, followers)
             first_buffer, first_step = len(self.buffers), len(self.segment.steps)
             try:
