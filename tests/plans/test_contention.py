@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tests.helpers.plan_checks import drawn, model_of
 
 from singa_backend import SingaBackend, machine
@@ -458,3 +458,26 @@ def test_used_by_others_is_what_is_not_idle_and_not_ours(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "times", own)
     assert machine.used_by_others(1.0, file) == pytest.approx(2 * 1.0 - 0.5)
     assert machine.used_by_others(1.0, tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Conv"])
+def test_the_steps_on_one_thread_are_those_of_the_present_sizes(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """Machine code, and primitives of which only the batch is open."""
+    draw = np.random.default_rng(0)
+    shape, w = ([32, 256], (256, 256)) if op == "MatMul" else ([64, 14, 14], (64, 64, 3, 3))
+    attributes = {} if op == "MatMul" else {"pads": [1, 1, 1, 1]}
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *shape])
+    y = helper.make_tensor_value_info("v4", TensorProto.FLOAT, None)
+    weights = [numpy_helper.from_array((draw.standard_normal(w) / 16).astype(np.float32), "w")]
+    nodes = [helper.make_node(op, [f"v{i}" if i else "x", "w"], [f"v{i + 1}"], **attributes) for i in range(4)]
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    plans, definitions = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    monkeypatch.setattr(contention, "present", True)
+    monkeypatch.setattr(type(contention), "waits", lambda self, pace: True)
+    monkeypatch.setattr(contention, "credit", -1e9)
+    for n in (4, 9, 3, 40, 4, 12):
+        image = draw.standard_normal((n, *shape)).astype(np.float32)
+        for _ in range(2):
+            np.testing.assert_allclose(plans.run([image])[0], definitions.run([image])[0], rtol=1e-3, atol=1e-3)
+    assert segment_of(plans).pace is not None

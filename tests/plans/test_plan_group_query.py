@@ -11,7 +11,6 @@ from onnx import TensorProto, helper
 from singa_backend import SingaBackend
 from singa_backend.kernels.group_query import grow
 from singa_backend.plans.open.caches import shows_cache
-from singa_backend.plans.trace import open as open_plans
 
 HEADS, GROUPS, SIZE, DENSE = 4, 2, 16, 8
 ROWS = np.random.default_rng(0)
@@ -98,7 +97,7 @@ def test_buffers_of_a_maximum_length_need_no_new_plans(
 ) -> None:
     """The arrays of the caller stay as they are; after the end of the buffer the caches grow, as in the definition."""
     calls: list[int] = []
-    monkeypatch.setattr(open_plans, "grow", lambda *given: (calls.append(1), grow(*given))[1])
+    monkeypatch.setattr("singa_backend.kernels.group_query.grow", lambda *given: (calls.append(1), grow(*given))[1])
     proto = model(2, packed, **attributes)
     plain, rep = SingaBackend.prepare(proto, optimize=0), SingaBackend.prepare(proto)
     caches = [np.full((2, GROUPS, 20, SIZE), x, np.float32) for x in (np.nan, 3e38)]  # rows without a token have no effect

@@ -25,7 +25,6 @@ from singa_backend.ir.sizes import (
     typical,
 )
 from singa_backend.kernels.views import reshaped_strides
-from singa_backend.plans import contention
 
 # --- sizes
 
@@ -322,29 +321,6 @@ def test_primitives_of_several_threads_and_of_one() -> None:
 def test_drawn_models_on_two_threads(seed: int) -> None:
     """Also by default, where a run may continue on one thread while other programs use the cores."""
     assert not open_models.difference(open_models.drawn_model(2000 + seed), 2000 + seed, threads=2 if seed % 2 else None)
-
-
-@pytest.mark.parametrize("op", ["MatMul", "Conv"])
-def test_the_steps_on_one_thread_are_those_of_the_present_sizes(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    """Machine code, and primitives of which only the batch is open."""
-    draw = np.random.default_rng(0)
-    shape, w = ([32, 256], (256, 256)) if op == "MatMul" else ([64, 14, 14], (64, 64, 3, 3))
-    attributes = {} if op == "MatMul" else {"pads": [1, 1, 1, 1]}
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *shape])
-    y = helper.make_tensor_value_info("v4", TensorProto.FLOAT, None)
-    weights = [numpy_helper.from_array((draw.standard_normal(w) / 16).astype(np.float32), "w")]
-    nodes = [helper.make_node(op, [f"v{i}" if i else "x", "w"], [f"v{i + 1}"], **attributes) for i in range(4)]
-    graph = helper.make_graph(nodes, "g", [x], [y], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
-    plans, definitions = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
-    monkeypatch.setattr(contention.contention, "present", True)
-    monkeypatch.setattr(type(contention.contention), "waits", lambda self, pace: True)
-    monkeypatch.setattr(contention.contention, "credit", -1e9)
-    for n in (4, 9, 3, 40, 4, 12):
-        image = draw.standard_normal((n, *shape)).astype(np.float32)
-        for _ in range(2):
-            np.testing.assert_allclose(plans.run([image])[0], definitions.run([image])[0], rtol=1e-3, atol=1e-3)
-    assert planner_of(plans).latest.first.pace is not None
 
 
 def test_a_profile_reports_the_present_sizes() -> None:
