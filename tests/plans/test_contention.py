@@ -481,3 +481,17 @@ def test_the_steps_on_one_thread_are_those_of_the_present_sizes(monkeypatch: pyt
         for _ in range(2):
             np.testing.assert_allclose(plans.run([image])[0], definitions.run([image])[0], rtol=1e-3, atol=1e-3)
     assert segment_of(plans).pace is not None
+
+
+@needs_openmp
+def test_steps_on_arrays_of_the_caller_run_on_the_threads_of_their_size() -> None:
+    """Primitives that read an input which is not copied are bound in each run; another batch may need other threads."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8, 16, 16])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("LRN", ["x"], ["y"], size=5)], "g", [x], [y])
+    rep = SingaBackend.prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10), threads=2)
+    switches, found = [f for f, _ in onednn.thread_switch(1)], list[Any]()
+    for n in (200, 2, 200, 2):
+        rep.run([np.ones((n, 8, 16, 16), np.float32)])
+        found.append([a for f, a in segment_of(rep).flat if f in switches])
+    assert found == [[], [(1,), (2,)]] * 2

@@ -242,6 +242,51 @@ def test_a_body_may_disagree_on_a_size_of_one_name() -> None:
         assert (float(y), float(z)) == (8 * k, -m)
 
 
+def test_branches_that_need_other_sizes_are_computed_by_few_plans() -> None:
+    """A branch that fixes a size, one that is taken for large sizes only, and a condition that is computed from sizes."""
+    text = """g (float[n, s, 8] x, bool c, float[5, 8] w) => (float[n, s, 8] y) {
+        z = If(c) <then_branch = t () => (float a) { a = ReduceSum<keepdims = 0>(x) },
+                   else_branch = e () => (float b) { q = Add(x, w) b = ReduceSum<keepdims = 0>(q) }>
+        y = Add(x, z)
+    }"""
+    rep, definitions = rep_of(text), rep_of(text, optimize=0)
+    for n, s, c in ((2, 5, 1), (2, 5, 0), (2, 5, 0), (3, 7, 1), (3, 5, 0), (3, 5, 0), (4, 9, 1), (4, 5, 0)):
+        given = [np.full((n, s, 8), 0.5, np.float32), np.array(bool(c)), np.ones((5, 8), np.float32)]
+        np.testing.assert_allclose(rep.run(given)[0], definitions.run(given)[0], rtol=1e-5)
+    assert planner_of(rep).forms <= 4
+    text = """g (float[n, s] x) => (float[n, t] y) <int64[1] zero = {0}, int64[1] six = {6}, int64[1] one = {1}> {
+        shape = Shape<start = 1>(x)
+        larger = Greater(shape, six)
+        c = Squeeze(larger)
+        y = If(c) <then_branch = t () => (float[a, b] p) { p = Slice(x, zero, six, one) },
+                   else_branch = e () => (float[d, f] q) { q = Relu(x) }>
+    }"""
+    rep = rep_of(text)
+    for s in (3, 20, 4, 11, 5) * 8:
+        x = np.arange(2 * s, dtype=np.float32).reshape(2, s)
+        np.testing.assert_array_equal(rep.run([x])[0], x[:, :6])
+    assert planner_of(rep).forms == 2
+
+
+@pytest.mark.parametrize("nodes", ["a = Neg(x) y = Add(a, n)", "a = Abs(x) b = Sub(n, a) c = Max(b, n) y = Min(c, x)"])
+def test_sizes_that_are_operands_need_no_further_plan(nodes: str) -> None:
+    net = "g (int64[n, s] x) => (int64[n, s] y) { shape = Shape<start = 1>(x) n = Squeeze(shape) " + nodes + " }"
+    rep, definitions = rep_of(net), rep_of(net, optimize=0)
+    for s in range(3, 30):
+        x = np.arange(2 * s).reshape(2, s)
+        np.testing.assert_array_equal(rep.run([x])[0], definitions.run([x])[0])
+    assert planner_of(rep).forms == 1
+
+
+def test_the_limit_of_a_run_counts_tensors_without_open_sizes() -> None:
+    rep = rep_of("g (float[n] x, float[200, 200] s) => (float[n] y, float[200, 200] q) { y = Neg(x) q = MatMul(s, s) }")
+    s = np.ones((200, 200), np.float32)
+    for n in (3, 4, 3):
+        rep.run([np.ones(n, np.float32), s])
+        with pytest.raises(ResourceExhausted):
+            rep.run([np.ones(n, np.float32), s], limits=Limits(tensor_bytes=100_000))
+
+
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (1, 1), (1, 400), (400, 1)])
 def test_empty_and_single_axes(sizes: tuple[int, int]) -> None:
     net = "g (float[n, m] x) => (float[m, n] y, float[n, 1] z) <int64[1] axes = {1}> "

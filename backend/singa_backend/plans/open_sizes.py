@@ -24,14 +24,6 @@ class PlanForm(NamedTuple):
     number: int
 
 
-class Pinned(Exception):
-    """The trace of a further segment has made assumptions of one value: the plan is made again with these."""
-
-    def __init__(self, pins: dict[str, int]) -> None:
-        super().__init__()
-        self.pins = pins
-
-
 class OpenAxes:
     """The axes of inputs whose sizes a model leaves open."""
 

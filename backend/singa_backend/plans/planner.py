@@ -32,7 +32,7 @@ from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .open.caches import Receivers
-from .open_sizes import OpenAxes, Pinned, PlanForm, growing_caches, grown_axes
+from .open_sizes import OpenAxes, PlanForm, growing_caches, grown_axes
 from .recompute import Homes, Recomputing
 from .trace import (
     Cache,
@@ -243,7 +243,7 @@ class Plan:
         self.space.seal()
         formulas = Formulas(self.space)
         sizes = [formulas.name(t) for t in self.facts.tensors]
-        self.largest = formulas.made([f"max({', '.join(['0', '0', *sizes])})"])
+        self.largest = formulas.made([f"max(0, {', '.join([str(self.facts.largest_fixed), *sizes])})"])
 
     def _shapes(self, inputs: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
         """The shapes of inputs with a symbol for each size that the model leaves open, and that is neither 0 nor 1."""
@@ -289,9 +289,6 @@ class Plan:
         self.space.set([*sizes, *self.space.values[len(sizes) :]])
         try:
             self._bind(self.first, budget)
-        except OtherSteps as other:
-            self.planner.failed[str(other)] += 1
-            return OTHER_SIZES
         except ResourceExhausted:
             return EXCEEDS
         self._describe(inputs)
@@ -387,6 +384,10 @@ class Plan:
             else:
                 outputs = context.run(self._run, inputs, budget or self.planner.budget(), execute)
             return NOT_FINITE if outputs is None else outputs
+        except OtherSteps as other:  # of the first segment, or of a later one
+            self.planner.failed[str(other)] += 1
+            before = before or (threads if parallel else 0)
+            return OTHER_SIZES
         except BaseException:
             before = before or (threads if parallel else 0)  # the steps before the failed one may have set another number
             raise
@@ -499,9 +500,14 @@ class Plan:
             finally:
                 if self.space is not None:
                     self._seal()
-            if self.space is not None and self.space.found:
-                raise Pinned(self.pins | self.space.found)
+            if self.needs_numbers:
+                raise OtherSteps("a further part of the plan needs numbers")
         return None if self.facts.finite and not all(map(is_finite, self.inputs)) else tracer.segment.results()
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether a further segment has made assumptions of one value: another plan is made with these."""
+        return self.space is not None and bool(self.space.found)
 
     @property
     def results_nbytes(self) -> int:
@@ -676,7 +682,8 @@ class Planner:
         if plan is None or key != plan.signature:
             axes = self.open_axes
             if plan is not None and axes is not None and plan.space is not None and plan.pattern == axes.pattern(key):
-                return plan if not plan.facts.wants else None  # it tests the sizes when it is bound to them
+                alone = plan.first.check is None or self.forms == 1  # otherwise the first form that takes the sizes runs
+                return plan if alone and not plan.facts.wants else None  # it tests the sizes when it is bound to them
             plan = self.plans.get(tuple(key))
             if plan is not None:
                 self._used(tuple(key), plan)
@@ -797,27 +804,27 @@ class Planner:
         forms: list[tuple[PlanForm, Plan]] = [
             (k, p) for k, p in list(self.plans.items()) if isinstance(k, PlanForm) and k.pattern == pattern
         ]
+        if any(plan.first.check is not None for _, plan in forms):  # a plan takes fewer sizes after each of its continuations
+            forms.sort(key=lambda one: -one[0].number)
         for form, plan in reversed(forms):
             if plan.facts.wants and execute is None and QUEUE.is_done(plan.facts.wants):
                 self.plans.pop(form, None)
                 continue
             if plan.space is None and plan.signature != list(key):
                 continue
+            found: list[Any] | UseDefinitions = OTHER_SIZES
             try:
-                found: list[Any] | UseDefinitions = plan.run(inputs, budget, execute)
+                if not plan.needs_numbers:
+                    found = plan.run(inputs, budget, execute)
             except Mismatch:
                 self.plans.pop(form, None)
                 raise
-            except OtherSteps as other:  # of a segment that was bound again
-                self.failed[str(other)] += 1
-                budget.restart()
-                continue
-            except Pinned as assumed:
-                pins = assumed.pins
-                self.plans.pop(form, None)
-                budget.restart()
-                break
             if found is OTHER_SIZES:
+                budget.restart()
+                if plan.space is not None and plan.needs_numbers:
+                    pins = plan.pins | plan.space.found
+                    self.plans.pop(form, None)
+                    break
                 continue
             self._used(form, plan)
             return found

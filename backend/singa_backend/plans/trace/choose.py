@@ -212,7 +212,7 @@ class Chooser(BodyTraces):
                 entry = None if i is None or i in sides else self._get(i)
                 if isinstance(entry, OpaqueValue):
                     return made
-                inputs.append(entry)
+                inputs.append(entry.unnamed() if entry is not None and entry.contents is not None else entry)
             assert operator is not None
             others = ((p, i) for p, i in enumerate(call.inputs) if p != place and i is not None)
             free = frozenset(p for p, i in others if i not in sides and self.reusable(i, 1))

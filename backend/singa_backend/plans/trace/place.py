@@ -228,13 +228,13 @@ class Binder:
             self._is_bound = self._numbers is not None
             return False
         flat, usual = self._segment.flat, self._options.threads
-        for start, step, count, threads in self._loose:
+        for start, step, count, threads in self._loose:  # each run binds those that move, in the same places
             pieces = step.bind()
             if len(pieces) != count or _threads(step, pieces, usual) != threads:  # primitives run on those they were created for
                 return False
-            flat[start : start + count] = pieces
-        moving = [(s, n) for _, s, n in self._segment.moving if not isinstance(s.bind, FrameStep)]
-        return all(len(step.bind()) == count for step, count in moving)  # each run binds them, in the same places
+            if start >= 0:
+                flat[start : start + count] = pieces
+        return True
 
     def _bind(self, passed: dict[int, ZeroCopy]) -> int:
         """Bind the steps, each on the threads that it needs; return the highest number of threads."""
@@ -264,8 +264,8 @@ class Binder:
             unchecked.difference_update(checked)
             pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
             bound = (len(segment.flat) + len(pieces) - len(own), step, len(own))
-            if not found and self._numbers is not None and id(step) not in self._framed:
-                self._loose.append((*bound, needed))
+            if self._numbers is not None and id(step) not in self._framed:
+                self._loose.append((-1 if found else bound[0], step, len(own), needed))
             if found:
                 (updating if all(isinstance(p, Replaced) for p in found) else moving).append(bound)
             if step is segment.steps[-1] and at != usual:

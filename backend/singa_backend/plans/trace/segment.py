@@ -267,6 +267,7 @@ class PlanFacts:
         parallel: whether a step may use oneDNN, whose number of threads is that of its caller.
         wants: the keys of the machine code that steps would use, and that was not made when they were traced.
         tensors: the bytes of the tensors whose sizes differ between runs.
+        largest_fixed: the bytes of the largest of the other tensors.
     """
 
     finite: bool = False
@@ -278,3 +279,4 @@ class PlanFacts:
     parallel: bool = False
     wants: set[str] = field(default_factory=set)
     tensors: set[Any] = field(default_factory=set)
+    largest_fixed: int = 0

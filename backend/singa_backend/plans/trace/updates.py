@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ...elementwise.compile import available
 from ...ir import graph as ir
 from ...ir.graph import ABSENT
+from ...ir.sizes import OpenSize
 from ...kernels.expressions import ExpressionCall, compute, trace
 from ...kernels.frames import MISSING
 from ...kernels.table import Kernel, Refused
@@ -48,6 +49,7 @@ class Updater(Placer):
             if all(v is None or (isinstance(v, Value) and (v.constant or v.size == 1)) for v in operands):
                 super()._group((call,))  # a number, such as a rate, or a constant
                 continue
+            operands = [v.unnamed() if isinstance(v, Value) and v.contents is not None else v for v in operands]
             assert call.operator is not None
             positions[call.results[0]] = len(operations)
             operations.append(ExpressionCall(call.operator, call.attributes, tuple(operands)))
@@ -111,7 +113,7 @@ class Updater(Placer):
                 self.ahead = len(calls)
                 site.refuse(MISSING)
             self._run_steps(site, KERNEL, calls)
-        except Refused as refusal:
+        except (Refused, OpenSize) as refusal:
             self._reasons = [f"{KERNEL.name}: {refusal}"]
             self._forget(first_buffer, first_step)
             return False

@@ -174,6 +174,8 @@ class TraceValues:
         if is_open(shape):
             self.facts.tensors.add(math.prod(d or 1 for d in shape) * dtype.itemsize)
             shape = settled(shape)
+        else:
+            self.facts.largest_fixed = max(self.facts.largest_fixed, math.prod(d or 1 for d in shape) * dtype.itemsize)
         self.budget.admit(shape, dtype.itemsize)
         self.facts.largest = max(self.facts.largest, math.prod(d or 1 for d in shape) * dtype.itemsize)
         self.facts.rank = max(self.facts.rank, len(shape))
