@@ -278,6 +278,20 @@ def test_sizes_that_are_operands_need_no_further_plan(nodes: str) -> None:
     assert planner_of(rep).forms == 1
 
 
+@pytest.mark.parametrize(("to", "dtype"), [(1, "float"), (11, "double"), (6, "int32"), (7, "int64")])
+def test_sizes_that_are_cast(to: int, dtype: str) -> None:
+    """Also for the limit of a Range, as positions are exported."""
+    net = f"g ({dtype}[7, s] x) => ({dtype} size, {dtype}[7, s] y) <{dtype} zero = {{0}}, {dtype} one = {{1}}> "
+    net += "{ shape = Shape<start = 1>(x) n = Squeeze(shape) "
+    net += f"size = Cast<to = {to}>(n) places = Range(zero, size, one) y = Add(x, places) }}"
+    rep, definitions = rep_of(net), rep_of(net, optimize=0)
+    for s in (3, 9, 4, 30):
+        x = np.ones((7, s), {"float": "float32", "double": "float64"}.get(dtype, dtype))
+        for found, expected in zip(rep.run([x]), definitions.run([x]), strict=True):
+            assert found.dtype == expected.dtype and np.array_equal(found, expected)
+    assert planner_of(rep).forms == 1
+
+
 def test_the_limit_of_a_run_counts_tensors_without_open_sizes() -> None:
     rep = rep_of("g (float[n] x, float[200, 200] s) => (float[n] y, float[200, 200] q) { y = Neg(x) q = MatMul(s, s) }")
     s = np.ones((200, 200), np.float32)

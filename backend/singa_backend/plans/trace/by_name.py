@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import numpy_dtype
 from ...ir import graph as ir
 from ...ir.shapes import FAILURES, FRESH, Dim, Known, Shape, Unsure
 from ...ir.sizes import Size, at_least_zero, is_open
 from ...kernels.values import Value
+
+_EXACT: dict[Any, int | None] = {
+    np.dtype(np.int32): 2**31 - 1, np.dtype(np.int64): None, np.dtype(np.float32): 2**24, np.dtype(np.float64): 2**53
+}  # fmt: skip
+"""The dtypes to which sizes are cast, with the number up to which each holds all integers; None if no size exceeds it."""
 
 MOST = 4096
 """The highest number of elements of a constant that is computed with sizes by name."""
@@ -43,7 +49,11 @@ def contents_of(call: ir.Node, inputs: Sequence[Value | None]) -> np.ndarray | N
         made = rule(call, *[None if v is None else _elements(v) for v in inputs])
     except (IndexError, ValueError, TypeError, ZeroDivisionError):  # an invalid call: the definition reports it
         return None
-    return made if isinstance(made, np.ndarray) else _array([made]).reshape(())
+    made = made if isinstance(made, np.ndarray) else _array([made]).reshape(())
+    highest = _EXACT.get(dtype_of(call, x))
+    if highest is not None and any(n > highest or n < -highest for n in made.reshape(-1)):
+        return None  # it is rounded, or wraps
+    return made
 
 
 def _array(elements: Sequence[Any]) -> np.ndarray:
@@ -110,7 +120,7 @@ def _elementwise(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _cast(call: ir.Node, x: np.ndarray) -> np.ndarray:
-    if call.attributes["to"] not in (6, 7):  # int32, int64
+    if numpy_dtype(call.attributes["to"]) not in _EXACT:
         raise ValueError
     return x
 
@@ -129,6 +139,13 @@ def _reduced(call: ir.Node, x: np.ndarray, axes: np.ndarray | None) -> np.ndarra
         raise ValueError
     made = _array([math.prod(x)])
     return made if call.attributes["keepdims"] else made.reshape(())
+
+
+def dtype_of(call: ir.Node, x: Value) -> np.dtype[Any]:
+    """The dtype of the result of a call that has a rule, by its first input."""
+    if call.op_type in ("Shape", "Size"):
+        return np.dtype(np.int64)
+    return numpy_dtype(call.attributes["to"]) if call.op_type == "Cast" else x.dtype
 
 
 def opens(made: np.ndarray) -> bool:
@@ -203,11 +220,14 @@ class CallFacts:
 
 
 def _range(entries: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The shape of a Range of step 1, from numbers or sizes."""
-    if not all(isinstance(v, Value) and v.constant and v.dtype.kind in "iu" and v.size == 1 for v in entries):
+    """The shape of a Range of step 1, from integers or sizes, which may be floats."""
+    if not all(isinstance(v, Value) and v.constant and v.dtype.kind in "iuf" and v.size == 1 for v in entries):
         return None
     start, limit, delta = (_elements(v).reshape(-1)[0] for v in entries)
-    return (at_least_zero(limit - start),) if delta == 1 else None
+    if delta != 1 or any(isinstance(n, float) and not n.is_integer() for n in (start, limit)):
+        return None
+    ends = [int(n) if isinstance(n, float) else n for n in (start, limit)]
+    return (at_least_zero(ends[1] - ends[0]),)
 
 
 def inferred_shapes(call: ir.Node, entries: Sequence[Any]) -> list[tuple[Any, ...] | None]:

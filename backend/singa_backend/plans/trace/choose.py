@@ -26,7 +26,7 @@ from ..contention import single_step
 from ..flat import has_kernel_only, model_node, origins_of
 from ..gradients import RefusedGradient
 from .bodies import BodyTraces
-from .by_name import contents_of, has_names, opens
+from .by_name import contents_of, dtype_of, has_names, opens
 from .definitions import flops_of
 from .exact import ExactCall
 from .segment import Entry
@@ -264,8 +264,7 @@ class Chooser(BodyTraces):
         if found is None or first is None or output is None:
             return False
         with self.settling():
-            dtype = np.dtype(np.int64) if call.is_("Shape", "Size") else first.dtype
-            made = Value.of(np.array([int(n) for n in found.reshape(-1)], dtype).reshape(found.shape))
+            made = Value.of(np.array([int(n) for n in found.reshape(-1)], dtype_of(call, first)).reshape(found.shape))
         if opens(found):
             made.contents = found.reshape(-1).tolist()
             self.named.append(made)
