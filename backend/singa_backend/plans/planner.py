@@ -646,7 +646,8 @@ class Planner:
         self.roles.only_sent = only_sent(graph) if before else frozenset()
         self.caches = growing_caches(graph)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
-        self.open_axes = OpenAxes(graph) if not self.caches and not self.exchanges else None
+        by_name = not self.caches and not self.exchanges and not self.gradients.taken  # kernels of gradients need numbers
+        self.open_axes = OpenAxes(graph) if by_name else None
         self.is_open = bool(self.caches) and self.is_open
         if self.replaced:
             self.is_open, self.open_axes = False, None
