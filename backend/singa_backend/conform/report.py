@@ -94,6 +94,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     generated = _generated(folder) if ours else {}
     judged, verdicts = _judged(generated), _verdicts(folder)
     rows = []
+    declared = dict(declarations)  # of all modules, which also declare the schemas of ai.singa
     known = {
         key: versions for key, versions in schemas.items()
         if not is_custom(key[0]) or (ours and key[0] not in (MICROSOFT, LAX))  # reports/microsoft.md
@@ -106,7 +107,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
             reason = _none_passes(entries)
             if ours:
                 unknown = missing.get((domain, name, version), "no reason is recorded")
-                reason = "" if version in declarations.get((domain, name), {}) else unknown
+                reason = "" if version in declared.get((domain, name), {}) else unknown
             rows.append(
                 {
                     "domain": shown,
