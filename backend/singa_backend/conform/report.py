@@ -65,6 +65,14 @@ def read_run(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
+def _known(ours: bool) -> list[tuple[tuple[str, str], Any]]:
+    """The operators that a report lists, with their schemas: ONNX's, and of this package those of ai.singa."""
+    if ours:
+        list(declarations)  # imports all modules, which also declare the schemas of ai.singa
+    others = (MICROSOFT, LAX)  # reports/microsoft.md
+    return sorted((k, versions) for k, versions in schemas.items() if not is_custom(k[0]) or (ours and k[0] not in others))
+
+
 def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[str, Any]:
     """Return the report as data, from the JSON of runs (see results.to_json) and the results kept in `folder`.
 
@@ -93,13 +101,8 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     reported = _columns(folder, str(next(iter(devices.values()))["manifest"]), devices) if ours else {}
     generated = _generated(folder) if ours else {}
     judged, verdicts = _judged(generated), _verdicts(folder)
-    rows = []
-    declared = dict(declarations)  # of all modules, which also declare the schemas of ai.singa
-    known = {
-        key: versions for key, versions in schemas.items()
-        if not is_custom(key[0]) or (ours and key[0] not in (MICROSOFT, LAX))  # reports/microsoft.md
-    }  # fmt: skip
-    for (domain, name), versions in sorted(known.items()):
+    rows, known = list[dict[str, Any]](), _known(ours)
+    for (domain, name), versions in known:
         for version, schema in sorted(versions.items()):
             shown = DOMAINS.get(domain, domain)
             key, allowed = (shown, name, version), _allowed(schema)
@@ -107,7 +110,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
             reason = _none_passes(entries)
             if ours:
                 unknown = missing.get((domain, name, version), "no reason is recorded")
-                reason = "" if version in declared.get((domain, name), {}) else unknown
+                reason = "" if version in declarations.get((domain, name), {}) else unknown
             rows.append(
                 {
                     "domain": shown,
@@ -136,7 +139,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
         "gaps": {n: run["gaps"] if ours else _reasons(run) for n, run in shown_devices.items()},
         "unexpected": {n: run.get("unexpected", []) if ours else [] for n, run in shown_devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
-        "opsets": {DOMAINS.get(d, d): newest(d) for d in dict.fromkeys(domain for domain, _ in sorted(known))},
+        "opsets": {DOMAINS.get(d, d): newest(d) for d in dict.fromkeys(domain for (domain, _), _ in known)},
         "releases": {n: found for label, run in old.items() for n, found in _releases(label, run)},
         "fuzz": {k: generated[k] for k in ("count", "seed", "totals") if k in generated} or None,
         "rows": rows,
