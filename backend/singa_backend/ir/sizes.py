@@ -62,7 +62,7 @@ class SizeSpace:
         self._lowest: list[int] = []
         self._quotients: dict[tuple[Terms, int], int] = {}
         self._parts: dict[int, tuple[Terms, int]] = {}
-        self._evaluate: list[Callable[[Sequence[int]], int]] = []
+        self._evaluate: list[Callable[[Sequence[int], Sequence[int]], int]] = []
         self._present: list[int] = []
         self._made: dict[Terms, Size] = {}
 
@@ -77,10 +77,14 @@ class SizeSpace:
         """Let the symbols have other values."""
         self.values = list(values)
         self.epoch += 1
+        self._present = self._atoms_of(self.values)
+
+    def _atoms_of(self, values: Sequence[int]) -> list[int]:
+        """The values of the atoms for these values of the symbols."""
         atoms: list[int] = []
         for f in self._evaluate:
-            atoms.append(f(atoms))
-        self._present = atoms
+            atoms.append(f(values, atoms))
+        return atoms
 
     @contextmanager
     def settling(self) -> Iterator[None]:
@@ -209,12 +213,7 @@ class SizeSpace:
 
     def typical(self, terms: Terms) -> int:
         """The value of a polynomial if that of each symbol is `TYPICAL`."""
-        values, self.values = self.values, [TYPICAL] * len(self.values)
-        atoms: list[int] = []
-        for f in self._evaluate:
-            atoms.append(f(atoms))
-        self.values = values
-        return _evaluated(terms, atoms)
+        return _evaluated(terms, self._atoms_of([TYPICAL] * len(self.values)))
 
     def _key(self, terms: Terms, divisor: int) -> str:
         return f"({self.described(terms)}) // {divisor}"
@@ -270,13 +269,9 @@ class SizeSpace:
     def _atom(self, text: str, low: int) -> int:
         self._atoms.append(text)
         self._lowest.append(low)
-        if text.startswith("s["):
-            place = len(self.values) - 1
-            function: Callable[[Sequence[int]], int] = lambda a: self.values[place]  # noqa: E731
-        else:
-            function = eval(f"lambda a: {text}")
+        function = eval(f"lambda s, a: {text}")
         self._evaluate.append(function)
-        self._present.append(function(self._present))
+        self._present.append(function(self.values, self._present))
         return len(self._atoms) - 1
 
     def _size(self, terms: Terms) -> Size:

@@ -295,7 +295,9 @@ class Value:
         return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, constant, self.finiteness, low=low)
 
     def unnamed(self) -> Value:
-        """A constant that holds sizes by name as a value that each run reads."""
+        """A constant that holds sizes by name as a value that each run reads; any other value itself."""
+        if self.contents is None:
+            return self
         return Value(self.buffer, self.shape, self.strides, self.dtype, self.offset, False, self.finiteness)
 
     def like(self, array: np.ndarray) -> Value:

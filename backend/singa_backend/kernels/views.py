@@ -48,7 +48,7 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value | None:
 
 
 def reshaped_strides(shape: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any], itemsize: int) -> list[Any] | None:
-    """The strides of a view of another shape with as many elements, of which there are some; None if there is no such view."""
+    """The strides of a view of another shape with as many elements, of which there are some; None if the view does not exist."""
     old = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
     made = [itemsize] * len(wanted)
     axes = [i for i, d in enumerate(wanted) if d != 1]

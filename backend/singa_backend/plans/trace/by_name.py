@@ -29,7 +29,7 @@ def has_names(inputs: Sequence[Any]) -> bool:
 
 
 def contents_of(call: ir.Node, inputs: Sequence[Value | None]) -> np.ndarray | None:
-    """The result of a call on constants, numbers and sizes, as an array of objects; None if there is no rule for it.
+    """The result of a call on constants, numbers and sizes, as an array of objects; None without a rule.
 
     Args:
         call: a call whose inputs are constants, or that reads the shape of its input.

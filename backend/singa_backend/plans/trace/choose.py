@@ -76,7 +76,7 @@ class Chooser(BodyTraces):
             if opaque and not one.takes_opaque:
                 continue
             if has_names(inputs) and one.on != "view":  # only views read sizes by name; they are data of a run for others
-                inputs = [v.unnamed() if isinstance(v, Value) and v.contents is not None else v for v in inputs]
+                inputs = [v.unnamed() if isinstance(v, Value) else v for v in inputs]
             site = TraceSite(self, call, inputs, followers)
             first_buffer, first_step = len(self.buffers), len(self.segment.steps)
             try:
@@ -212,7 +212,7 @@ class Chooser(BodyTraces):
                 entry = None if i is None or i in sides else self._get(i)
                 if isinstance(entry, OpaqueValue):
                     return made
-                inputs.append(entry.unnamed() if entry is not None and entry.contents is not None else entry)
+                inputs.append(None if entry is None else entry.unnamed())
             assert operator is not None
             others = ((p, i) for p, i in enumerate(call.inputs) if p != place and i is not None)
             free = frozenset(p for p, i in others if i not in sides and self.reusable(i, 1))
@@ -256,7 +256,7 @@ class Chooser(BodyTraces):
         return 1
 
     def _by_name(self, call: ir.Node, inputs: Sequence[Value | None]) -> bool:
-        """Compute a call of sizes by name; False if it is not one, or there is no rule."""
+        """Compute a call of sizes by name; False if it is not one, or has no rule."""
         if not has_names(inputs) and not (call.is_("Shape", "Size") and inputs[0] is not None and inputs[0].is_open):
             return False
         found = contents_of(call, inputs)

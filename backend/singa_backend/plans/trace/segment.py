@@ -140,7 +140,7 @@ class Segment:
         update: the index of the first call that may write to them; nothing after it refuses a value.
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
-        binder: binds it again for other sizes; None if there are no others.
+        binder: binds it again for other sizes; None if all are fixed.
     """
 
     steps: list[PlanStep] = field(default_factory=list)

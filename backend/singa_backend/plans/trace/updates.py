@@ -49,7 +49,7 @@ class Updater(Placer):
             if all(v is None or (isinstance(v, Value) and (v.constant or v.size == 1)) for v in operands):
                 super()._group((call,))  # a number, such as a rate, or a constant
                 continue
-            operands = [v.unnamed() if isinstance(v, Value) and v.contents is not None else v for v in operands]
+            operands = [v.unnamed() if isinstance(v, Value) else v for v in operands]
             assert call.operator is not None
             positions[call.results[0]] = len(operations)
             operations.append(ExpressionCall(call.operator, call.attributes, tuple(operands)))

@@ -171,13 +171,13 @@ class TraceValues:
 
     def _admit(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         """Check a tensor against the limits of this run, and note its size for those of other runs."""
+        nbytes = math.prod(d or 1 for d in shape) * dtype.itemsize
         if is_open(shape):
-            self.facts.tensors.add(math.prod(d or 1 for d in shape) * dtype.itemsize)
-            shape = settled(shape)
+            self.facts.tensors.add(nbytes)
         else:
-            self.facts.largest_fixed = max(self.facts.largest_fixed, math.prod(d or 1 for d in shape) * dtype.itemsize)
-        self.budget.admit(shape, dtype.itemsize)
-        self.facts.largest = max(self.facts.largest, math.prod(d or 1 for d in shape) * dtype.itemsize)
+            self.facts.largest_fixed = max(self.facts.largest_fixed, nbytes)
+        self.budget.admit(settled(shape), dtype.itemsize)
+        self.facts.largest = max(self.facts.largest, now(nbytes))
         self.facts.rank = max(self.facts.rank, len(shape))
 
     def buffer(self, nbytes: int) -> Buffer:
