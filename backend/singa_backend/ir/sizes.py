@@ -10,12 +10,13 @@ for all values of the symbols, which are at least `LOWEST`, is decided without a
 present values and becomes an assumption of the space.  A size has no `int` that Python or NumPy could convert it to, unless the
 space is `settled`: then the present values may be read, because whoever reads them does so again for other values.
 
-An assumption that a symbol or a quotient has one value makes it a `pin`: a trace begins again with that number in its place, so
-that no size is written in two ways.
+An assumption of the first segment of a plan that a symbol or a quotient has one value makes it a `pin`: a trace begins again with
+that number in its place, so that no size is written in two ways.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,15 +36,68 @@ class OpenSize(Exception):
     """A size that differs between runs is used where a number is needed."""
 
 
+_numbers = itertools.count()
+
+
+class Scope:
+    """What is known and assumed of the sizes of one segment of a plan, which may follow others.
+
+    Attributes:
+        guards: the assumptions: a difference that must be zero ("=="), not zero ("!=") or positive (">"), and the reason.
+        number: differs from that of any other scope.
+        is_first: whether the segment is the first one.
+        symbols: the place of the value of each symbol, with those of the segments before.
+        lowest: the number below which each atom does not fall.
+        quotients: the atoms that are quotients.
+        calls: those whose results have symbols as sizes.
+        tensors: the bytes of the tensors that have a symbol as size.
+        largest: returns the bytes of the largest tensor for the values of all symbols, when the trace has ended.
+    """
+
+    def __init__(self, space: SizeSpace, before: Scope | None = None) -> None:
+        self._space = space
+        self.number = next(_numbers)
+        self.is_first = before is None
+        self.guards: dict[tuple[Terms, str], str] = {}
+        self.symbols: dict[str, int] = {} if before is None else dict(before.symbols)
+        self.lowest: dict[int, int] = {} if before is None else dict(before.lowest)
+        self.quotients: dict[tuple[Terms, int], int] = {} if before is None else dict(before.quotients)
+        self.calls: list[Any] = [] if before is None else list(before.calls)
+        self.tensors: set[Any] = set()
+        self._test: Callable[[Sequence[int]], bool]
+        self.largest: Callable[[Sequence[int]], tuple[int, ...]]
+
+    def seal(self, largest: int = 0) -> None:
+        """End the trace of the segment: from now on the assumptions are tested by one function.
+
+        Args:
+            largest: the bytes of the largest tensor without symbols.
+        """
+        tests = [f"{self._space.text(terms)} {kind} 0" for terms, kind in self.guards]
+        self._test = eval(f"lambda a: {' and '.join(tests) or True}")
+        formulas = Formulas(self._space)
+        self.largest = formulas.made([f"max(0, {', '.join([str(largest), *map(formulas.name, self.tensors)])})"])
+
+    def failing(self) -> str | None:
+        """The first assumption that the present values do not meet; None if they meet all."""
+        if not self._test(self._space.present):
+            for (terms, kind), reason in self.guards.items():
+                now = _evaluated(terms, self._space.present)
+                if not (now == 0 if kind == "==" else now != 0 if kind == "!=" else now > 0):
+                    return f"{self._space.described(terms)} {kind} 0: {reason}"
+        return None
+
+
 class SizeSpace:
     """The sizes of one plan.
 
     Attributes:
         names: the symbols.
         values: their present values.
-        guards: the assumptions: a difference that must be zero ("=="), not zero ("!=") or positive (">"), and the reason.
-        pins: the quotients that are numbers, by their expressions.
-        found: further symbols and quotients that are assumed to have one value.
+        present: the present values of the atoms.
+        scope: what is assumed in the segment that is being traced.
+        pins: the symbols and quotients that are numbers, by their names and expressions.
+        found: further symbols and quotients that the first segment assumes to have one value.
         settled: whether present values may be read without an assumption.
         reason: for which call something is being decided: the reason of an assumption.
         epoch: the number of times that the values were set.
@@ -54,20 +108,19 @@ class SizeSpace:
         self.found: dict[str, int] = {}
         self.names: list[str] = []
         self.values: list[int] = []
-        self.guards: dict[tuple[Terms, str], str] = {}
         self.settled = 0
         self.reason = ""
         self.epoch = 0
         self._atoms: list[str] = []  # the expression of each, in terms of those before it
-        self._lowest: list[int] = []
-        self._quotients: dict[tuple[Terms, int], int] = {}
         self._parts: dict[int, tuple[Terms, int]] = {}
         self._evaluate: list[Callable[[Sequence[int], Sequence[int]], int]] = []
-        self._present: list[int] = []
+        self.present: list[int] = []
         self._made: dict[Terms, Size] = {}
+        self.scope = Scope(self)
 
     def symbol(self, name: str, value: int) -> Size:
         """A further symbol; its value is at least `LOWEST`."""
+        self.scope.symbols[name] = len(self.names)
         self.names.append(name)
         self.values.append(value)
         number = self._atom(f"s[{len(self.values) - 1}]", LOWEST)
@@ -77,7 +130,7 @@ class SizeSpace:
         """Let the symbols have other values."""
         self.values = list(values)
         self.epoch += 1
-        self._present = self._atoms_of(self.values)
+        self.present = self._atoms_of(self.values)
 
     def _atoms_of(self, values: Sequence[int]) -> list[int]:
         """The values of the atoms for these values of the symbols."""
@@ -120,7 +173,7 @@ class SizeSpace:
             common = math.gcd(divisor, *rest.values())
             divisor //= common
             kept = tuple(sorted((m, c // common) for m, c in rest.items() if c))
-            number = self._quotients.get((kept, divisor))
+            number = self.scope.quotients.get((kept, divisor))
             pin = self.pins.get(self._key(kept, divisor)) if self.pins else None
             if pin is not None:
                 above, below = (dict(kept) | {(): dict(kept).get((), 0) - n} for n in (divisor * pin - 1, divisor * (pin + 1)))
@@ -131,7 +184,7 @@ class SizeSpace:
             if number is None:
                 low = self.lowest(kept)
                 number = self._atom(f"({self.text(kept)}) // {divisor}", -(1 << 62) if low is None else low // divisor)
-                self._quotients[kept, divisor] = number
+                self.scope.quotients[kept, divisor] = number
                 self._parts[number] = kept, divisor
             whole[number,] = whole.get((number,), 0) + 1
         return self.of(whole)
@@ -162,7 +215,7 @@ class SizeSpace:
         for monomial, coefficient in terms:
             parts: dict[Monomial, int] = {(): coefficient}
             for atom in monomial:
-                low, before, parts = self._lowest[atom], parts, {}
+                low, before, parts = self.scope.lowest[atom], parts, {}
                 for m, c in before.items():
                     grown = tuple(sorted((*m, atom)))
                     parts[grown] = parts.get(grown, 0) + c
@@ -175,6 +228,10 @@ class SizeSpace:
         """Whether a difference is zero ("=="), or positive (">"): by what is known, or by the present value and an assumption."""
         if isinstance(difference, int):
             return difference == 0 if kind == "==" else difference > 0
+        now = difference.now()
+        holds = now == 0 if kind == "==" else now > 0
+        if self.settled:
+            return holds
         terms = difference.terms
         low = self.lowest(terms)
         if low is not None and low > 0:
@@ -183,25 +240,22 @@ class SizeSpace:
         high = self.lowest(negative)
         if high is not None and high >= (1 if kind == "==" else 0):
             return False
-        now = difference.now()
-        holds = now == 0 if kind == "==" else now > 0
-        if not self.settled:
-            if kind == ">" and not holds:  # 1 - d > 0
-                opposite = self.of({m: -c for m, c in terms} | {(): 1 - dict(terms).get((), 0)})
-                assert isinstance(opposite, Size)
-                self._assume(opposite.terms, ">")
-            elif kind == "==" and not holds and (low == 0 or high == 0):
-                self._assume(terms if low == 0 else negative, ">")
-            else:
-                self._assume(terms, kind if holds else "!=")
+        if kind == ">" and not holds:  # 1 - d > 0
+            opposite = self.of({m: -c for m, c in terms} | {(): 1 - dict(terms).get((), 0)})
+            assert isinstance(opposite, Size)
+            self._assume(opposite.terms, ">")
+        elif kind == "==" and not holds and (low == 0 or high == 0):
+            self._assume(terms if low == 0 else negative, ">")
+        else:
+            self._assume(terms, kind if holds else "!=")
         return holds
 
     def _assume(self, terms: Terms, kind: str) -> None:
         """Add an assumption, and let what follows be decided by it."""
-        self.guards.setdefault((terms, kind), self.reason)
+        self.scope.guards.setdefault((terms, kind), self.reason)
         rest = dict(terms)
         constant = rest.pop((), 0)
-        if kind == "==" and len(rest) == 1:
+        if kind == "==" and len(rest) == 1 and self.scope.is_first:
             ((monomial, count),) = rest.items()
             if len(monomial) == 1:
                 part = self._parts.get(monomial[0])
@@ -209,7 +263,7 @@ class SizeSpace:
         if kind == ">" and len(rest) == 1:
             ((monomial, count),) = rest.items()
             if len(monomial) == 1 and count > 0:  # c a + k > 0
-                self._lowest[monomial[0]] = max(self._lowest[monomial[0]], -constant // count + 1)
+                self.scope.lowest[monomial[0]] = max(self.scope.lowest[monomial[0]], -constant // count + 1)
 
     def typical(self, terms: Terms) -> int:
         """The value of a polynomial if that of each symbol is `TYPICAL`."""
@@ -222,15 +276,6 @@ class SizeSpace:
         """The Python expression of a polynomial, over the list of atoms `a`."""
         return " + ".join("*".join([str(c)] * (c != 1 or not m) + [f"a[{i}]" for i in m]) for m, c in terms)
 
-    def failing(self) -> str | None:
-        """The first assumption that the present values do not meet; None if they meet all."""
-        if not self._test(self._present):
-            for (terms, kind), reason in self.guards.items():
-                now = _evaluated(terms, self._present)
-                if not (now == 0 if kind == "==" else now != 0 if kind == "!=" else now > 0):
-                    return f"{self.described(terms)} {kind} 0: {reason}"
-        return None
-
     def quotient_of(self, atom: int) -> tuple[Terms, int] | None:
         """The polynomial and the divisor of an atom that is a quotient; None for a symbol."""
         return self._parts.get(atom)
@@ -240,15 +285,13 @@ class SizeSpace:
         return self._atoms[atom]
 
     def seal(self) -> None:
-        """End the trace: from now on the assumptions are tested by one function."""
-        tests = [f"{self.text(terms)} {kind} 0" for terms, kind in self.guards]
-        self._test = eval(f"lambda a: {' and '.join(tests) or True}")
+        """End a trace."""
         self._made.clear()
         self.settled = 1
 
-    def unseal(self) -> None:
-        """Continue the trace."""
-        self.settled = 0
+    def enter(self, scope: Scope) -> None:
+        """Trace a segment, with its own assumptions."""
+        self.scope, self.settled = scope, 0
 
     def described(self, terms: Terms) -> str:
         """A polynomial with the names of the symbols."""
@@ -267,11 +310,11 @@ class SizeSpace:
         return self.names[int(self._atoms[atom][2:-1])]
 
     def _atom(self, text: str, low: int) -> int:
+        self.scope.lowest[len(self._atoms)] = low
         self._atoms.append(text)
-        self._lowest.append(low)
         function = eval(f"lambda s, a: {text}")
         self._evaluate.append(function)
-        self._present.append(function(self.values, self._present))
+        self.present.append(function(self.values, self.present))
         return len(self._atoms) - 1
 
     def _size(self, terms: Terms) -> Size:
@@ -301,7 +344,7 @@ class Size:
         """The present value, without an assumption."""
         space = self.space
         if self._epoch != space.epoch:
-            self._value, self._epoch = _evaluated(self.terms, space._present), space.epoch
+            self._value, self._epoch = _evaluated(self.terms, space.present), space.epoch
         return self._value
 
     def __index__(self) -> int:
@@ -315,7 +358,8 @@ class Size:
         return float(self.__index__())
 
     def __hash__(self) -> int:
-        return self._hash
+        """Of the size in the present scope: what a cache holds for sizes was decided by the assumptions of one scope."""
+        return hash((self._hash, self.space.scope.number))
 
     def __bool__(self) -> bool:
         return not self.space.decide(self, "==")

@@ -21,7 +21,7 @@ from .. import dtypes, limits
 from ..elementwise.later import QUEUE
 from ..errors import ResourceExhausted
 from ..ir import graph as ir
-from ..ir.sizes import LOWEST, Formulas, OpenSize, Size, SizeSpace, now, settled
+from ..ir.sizes import LOWEST, OpenSize, Scope, Size, SizeSpace, now, settled
 from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
 from ..kernels.values import Value
@@ -36,6 +36,8 @@ from .open_sizes import OpenAxes, PlanForm, growing_caches, grown_axes
 from .recompute import Homes, Recomputing
 from .trace import (
     Cache,
+    Continuation,
+    DynamicCall,
     Mismatch,
     NotOpen,
     OpaqueValue,
@@ -127,11 +129,11 @@ class Plan:
         turn: what runs of plans that share memory take turns with.
         history: what an open plan can repeat; None if it cannot.
         space: the sizes that differ between runs; None if none does.
-        places: of each symbol, the inputs and axes that have it as size.
+        places: of each symbol of the inputs, the inputs and axes that have it as size.
+        is_outdated: whether a further segment needs numbers for sizes that have names: another plan is made.
         fixed: the inputs, axes and sizes that the plan assumes, besides the assumptions about symbols.
         pins: the symbols and quotients that are numbers in it.
         pattern: what all inputs that it may compute have in common.
-        largest: returns the bytes of the largest tensor for the values of the symbols.
     """
 
     def __init__(self, planner: Planner, earlier: Plan | None = None, is_sized: bool = False) -> None:
@@ -153,10 +155,10 @@ class Plan:
         self.homes: Homes = {}
         self.space: SizeSpace | None = None
         self.places: list[list[tuple[int, int]]] = []
+        self.is_outdated = False
         self.fixed: list[tuple[int, int, int]] = []
         self.pins: dict[str, int] = {}
         self.pattern: Any = None
-        self.largest: Callable[[Sequence[int]], tuple[int, ...]]
 
     def trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
         """Make the plan by a run on these inputs.
@@ -191,17 +193,17 @@ class Plan:
             try:
                 self.first = tracer.start(inputs, self.planner.is_open, None if earlier is None else earlier.history, shapes)
             except OpenSize as reason:
-                assert self.space is not None
                 self.planner.failed[str(reason)] += 1
-                self.space.found |= dict(zip(self.space.names, self.space.values, strict=True))
-            if self.space is None:
-                break
-            if not self.space.found:
-                self._seal()
-                break
+                self._need_numbers()
+            else:
+                if self.space is None or not self.space.found:
+                    break
+            assert self.space is not None
             self.pins |= self.space.found
             self.space, self.facts = None, PlanFacts()
             budget.restart()
+        if self.space is not None:
+            self.space.seal()
         self.history = tracer.history
         given = {id(e.buffer) for e in tracer.entries if isinstance(e, Value)}
         self.homes = {i: h for i, h in tracer.homes.items() if id(h.buffer) not in given}
@@ -237,16 +239,19 @@ class Plan:
         self._targets = [e if a is not None and isinstance(e, Value) else None for e, a in zip(entries, self.inputs, strict=True)]
         self.is_plain = self.first.check is None and not self.facts.definitions
 
-    def _seal(self) -> None:
-        """End the trace of sizes by name."""
+    def _need_numbers(self) -> None:
+        """Note that a trace needs numbers: for the results of calls, if some have sizes by name, otherwise for the inputs."""
         assert self.space is not None
-        self.space.seal()
-        formulas = Formulas(self.space)
-        sizes = [formulas.name(t) for t in self.facts.tensors]
-        self.largest = formulas.made([f"max(0, {', '.join([str(self.facts.largest_fixed), *sizes])})"])
+        for call in self.space.scope.calls:
+            call.is_exact = True
+        if not self.space.scope.calls:
+            self.space.found |= {name: self.space.values[place] for name, place in self.space.scope.symbols.items()}
 
     def _shapes(self, inputs: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
         """The shapes of inputs with a symbol for each size that the model leaves open, and that is neither 0 nor 1."""
+        self.places = []
+        if self.planner.dynamic and self.planner.is_by_name:
+            self.space = SizeSpace()
         if not self.is_sized:
             return ()
         assert self.planner.open_axes is not None
@@ -289,6 +294,7 @@ class Plan:
         self.space.set([*sizes, *self.space.values[len(sizes) :]])
         try:
             self._bind(self.first, budget)
+            self.facts.largest = self.first.largest
         except ResourceExhausted:
             return EXCEEDS
         self._describe(inputs)
@@ -298,13 +304,15 @@ class Plan:
 
     def _bind(self, segment: Segment, budget: limits.Budget) -> None:
         """Bind a segment to the present sizes; raises OtherSteps if the plan does not compute them."""
-        assert self.space is not None
+        assert self.space is not None and segment.scope is not None
+        segment.version, segment.bound_for = segment.version + 1, ()
+        self.space.scope = segment.scope
         segment.binder.emit_again()
-        failing = self.space.failing()
+        failing = segment.scope.failing()
         if failing is not None:
             raise OtherSteps(failing)
-        (self.facts.largest,) = self.largest(self.space.values)
-        budget.admit_bytes(self.facts.largest, "a tensor")
+        (segment.largest,) = segment.scope.largest(self.space.values)
+        budget.admit_bytes(segment.largest, "a tensor")
         segment.binder.bind(most=budget.live_bytes - self.planner.executor.resident)
 
     def _are_fit(self, inputs: Sequence[Any], passed: Collection[int] = ()) -> bool:
@@ -368,12 +376,12 @@ class Plan:
         lock, context = self.turn.lock, self.turn.context
         lock.acquire()
         try:
-            if self.space is not None and self.signature != [(type(x), x.shape, x.dtype) for x in inputs]:
+            if self.places and self.signature != [(type(x), x.shape, x.dtype) for x in inputs]:
                 allowed = budget or self.planner.budget()
                 refused = context.run(self.bind, inputs, allowed)
                 if refused is not None:
                     return refused
-            if self.space is not None and (self.admitted is None or (budget is not None and self.admitted is not budget.limits)):
+            if self.places and (self.admitted is None or (budget is not None and self.admitted is not budget.limits)):
                 allowed = budget or self.planner.budget()
                 if not self.planner.fits(self, allowed):
                     return EXCEEDS
@@ -474,40 +482,76 @@ class Plan:
             if segment.check is None:
                 return segment.results()
             key = segment.check()
-            following = segment.next.get(key)
+            following = self._following(segment, key, budget)
             if following is None:
                 return self._continue(segment, key, budget)
             segment = following
-            if segment.binder is not None and segment.binder.is_stale:
-                self._bind(segment, budget)
+
+    def _following(self, segment: Segment, key: Any, budget: limits.Budget) -> Segment | None:
+        """The segment that follows, bound to the present sizes; None if it must be traced."""
+        for one in segment.next.get(key, ()):
+            if one.scope is None:
+                return one
+            sizes = one.results_before.sizes()
+            if sizes is None:
+                continue
+            if one.binder is not None and one.bound_for != (segment.version, *sizes):
+                assert self.space is not None
+                values = list(self.space.values)
+                for (place, _), size in zip(one.results_before.symbols, sizes, strict=True):
+                    values[place] = size
+                self.space.set(values)
+                try:
+                    self._bind(one, budget)
+                except OtherSteps as other:
+                    self.planner.failed[str(other)] += 1
+                    continue
+                one.bound_for = (segment.version, *sizes)
+            budget.admit_bytes(one.largest, "a tensor")
+            return one
+        return None
 
     def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any] | None:
         """Trace a continuation of a segment; None if it needs finite inputs and they are not."""
-        assert segment.point is not None
+        point = segment.point
+        assert point is not None
         limits.enter(budget)
-        while len(segment.next) >= BRANCHES:
-            del segment.next[next(iter(segment.next))]
+        if point.call is not None and segment.scope is not None:
+            point.call.note(key, segment.next)
         self.admitted = None
         with self.planner.tracing:
-            tracer = self._tracer(budget)
-            if self.space is not None:
-                self.space.unseal()
-            try:
-                segment.next[key] = tracer.resume(segment.point)
-            except OpenSize:
-                assert self.space is not None
-                self.space.found |= dict(zip(self.space.names, self.space.values, strict=True))
-            finally:
-                if self.space is not None:
-                    self._seal()
-            if self.needs_numbers:
+            tracer = self._trace_after(segment, point, budget)
+            if tracer is None:
                 raise OtherSteps("a further part of the plan needs numbers")
         return None if self.facts.finite and not all(map(is_finite, self.inputs)) else tracer.segment.results()
 
-    @property
-    def needs_numbers(self) -> bool:
-        """Whether a further segment has made assumptions of one value: another plan is made with these."""
-        return self.space is not None and bool(self.space.found)
+    def _trace_after(self, segment: Segment, point: Continuation, budget: limits.Budget) -> Tracer | None:
+        """Trace what follows a segment; None if it needs numbers for the sizes of the segment, or of those before."""
+        space = self.space
+        while True:
+            tracer = self._tracer(budget)
+            if space is not None:
+                space.enter(Scope(space, point.scope))
+            try:
+                following = tracer.resume(point)
+                break
+            except OpenSize:
+                assert space is not None
+                self._need_numbers()
+                if point.call not in space.scope.calls:
+                    self.is_outdated = True
+                    return None
+            finally:
+                if space is not None:
+                    space.seal()
+        assert segment.check is not None
+        while sum(map(len, segment.next.values())) >= BRANCHES:
+            oldest = next(iter(segment.next))
+            segment.next[oldest].pop(0)
+            if not segment.next[oldest]:
+                del segment.next[oldest]
+        segment.next.setdefault(segment.check(), []).append(following)
+        return tracer
 
     @property
     def results_nbytes(self) -> int:
@@ -520,7 +564,7 @@ class Plan:
         found, pending = [], [self.first]
         while pending:
             found.append(pending.pop())
-            pending += found[-1].next.values()
+            pending += [s for several in found[-1].next.values() for s in several]
         return found
 
     @property
@@ -584,12 +628,13 @@ class Planner:
         latest: the plan that was used last.
         gradients: the gradients that one kernel computes, and why others are not.
         shared: packed weights and folded constants, which all plans share.
-        dynamic: the nodes of the model whose output shapes have differed between runs of one plan.
+        dynamic: the nodes of the model whose output shapes have differed between runs of one plan, and how.
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
         replaced: the place of the input that a result replaces in place, by the place of the result.
         recomputing: chooses the calls that run twice, so that their results need not be kept; None if all are kept.
         warned: whether a warning has reported that memory exceeds its bound.
         is_open: whether sizes may differ between runs, and an open plan may be made.
+        is_by_name: whether plans may have sizes by name.
         open_axes: the axes of inputs whose sizes the model leaves open, and their names.
         forms: the number of plans for open sizes that were made.
         bound: the number of times that a plan was bound to other sizes.
@@ -623,7 +668,7 @@ class Planner:
         self._read = partial(flat, graph, states, captured)
         self._is_step = graph.is_step
         self._renew()
-        self.dynamic: set[ir.Node] = set()
+        self.dynamic: dict[ir.Node, DynamicCall] = {}
         self.warned = False
         self.lock = threading.Lock()
         self.tracing = threading.RLock()  # a trace may change what the plans share
@@ -646,11 +691,11 @@ class Planner:
         self.roles.only_sent = only_sent(graph) if before else frozenset()
         self.caches = growing_caches(graph)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
-        by_name = not self.caches and not self.exchanges and not self.gradients.taken  # kernels of gradients need numbers
-        self.open_axes = OpenAxes(graph) if by_name else None
+        self.is_by_name = not self.caches and not self.exchanges and not self.gradients.taken  # its kernels need numbers
+        self.open_axes = OpenAxes(graph) if self.is_by_name else None
         self.is_open = bool(self.caches) and self.is_open
         if self.replaced:
-            self.is_open, self.open_axes = False, None
+            self.is_open, self.is_by_name, self.open_axes = False, False, None
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
             place_last(graph, self.roles, self.replaced, numbers)
         self.recomputing: Recomputing | None = None
@@ -682,9 +727,8 @@ class Planner:
         plan = self.latest
         if plan is None or key != plan.signature:
             axes = self.open_axes
-            if plan is not None and axes is not None and plan.space is not None and plan.pattern == axes.pattern(key):
-                alone = plan.first.check is None or self.forms == 1  # otherwise the first form that takes the sizes runs
-                return plan if alone and not plan.facts.wants else None  # it tests the sizes when it is bound to them
+            if plan is not None and axes is not None and plan.places and plan.pattern == axes.pattern(key):
+                return None if plan.facts.wants else plan  # it tests the sizes when it is bound to them
             plan = self.plans.get(tuple(key))
             if plan is not None:
                 self._used(tuple(key), plan)
@@ -766,7 +810,12 @@ class Planner:
                 self._used(key, plan)
                 if self.is_body:
                     budget.steps(plan.facts.executions)
-                return plan.run(inputs, budget, execute)
+                results = plan.run(inputs, budget, execute)
+                if results is not OTHER_SIZES:
+                    return results
+                self.plans.pop(key, None)
+                self.latest = None
+                budget.restart()
             except Invalid:
                 return REFUSED
             except RefusedGradient as refused:
@@ -779,7 +828,7 @@ class Planner:
                 self.replaced = {}
                 self._begin_again(budget)
             except Mismatch as found:
-                self.dynamic.add(model_node(found.call))
+                self.dynamic.setdefault(model_node(found.call), DynamicCall())
                 self.plans.pop(key, None)
                 self.latest = None
             except ResourceExhausted as error:
@@ -805,24 +854,22 @@ class Planner:
         forms: list[tuple[PlanForm, Plan]] = [
             (k, p) for k, p in list(self.plans.items()) if isinstance(k, PlanForm) and k.pattern == pattern
         ]
-        if any(plan.first.check is not None for _, plan in forms):  # a plan takes fewer sizes after each of its continuations
-            forms.sort(key=lambda one: -one[0].number)
         for form, plan in reversed(forms):
             if plan.facts.wants and execute is None and QUEUE.is_done(plan.facts.wants):
                 self.plans.pop(form, None)
                 continue
-            if plan.space is None and plan.signature != list(key):
+            if not plan.places and plan.signature != list(key):
                 continue
             found: list[Any] | UseDefinitions = OTHER_SIZES
             try:
-                if not plan.needs_numbers:
+                if not plan.is_outdated:
                     found = plan.run(inputs, budget, execute)
             except Mismatch:
                 self.plans.pop(form, None)
                 raise
             if found is OTHER_SIZES:
                 budget.restart()
-                if plan.space is not None and plan.needs_numbers:
+                if plan.space is not None and plan.is_outdated:
                     pins = plan.pins | plan.space.found
                     self.plans.pop(form, None)
                     break

@@ -232,20 +232,30 @@ def _range(entries: Sequence[Any]) -> tuple[Any, ...] | None:
 
 def inferred_shapes(call: ir.Node, entries: Sequence[Any]) -> list[tuple[Any, ...] | None]:
     """The shapes of the results of a call, by the declared rule, in sizes by name; None for one that does not follow."""
-    operator = call.operator
     if call.is_("Range"):
         return [_range(entries)]
-    unknown: list[tuple[Any, ...] | None] = [None] * len(call.outputs)
-    rule = None if operator is None or not operator.is_modern else operator.declaration.shapes_inference
-    if rule is None:
-        return unknown
     facts = CallFacts(call, entries)
+    shapes: list[tuple[Any, ...] | None] = []
+    for shape in _declared_shapes(call, facts):
+        known = shape is not None and all(isinstance(d, int) or d in facts.sizes_of for d in shape)
+        shapes.append(tuple(d if isinstance(d, int) else facts.sizes_of[d] for d in shape or ()) if known else None)
+    return shapes
+
+
+def unknown_axes(call: ir.Node, entries: Sequence[Any]) -> set[tuple[int, int]]:
+    """The results of a call, and the axes of each, whose sizes do not follow from those of the inputs by the declared rule."""
+    facts = CallFacts(call, entries)
+    shapes = [s or () for s, o in zip(_declared_shapes(call, facts), call.outputs, strict=True) if o is not None]
+    return {(n, a) for n, s in enumerate(shapes) for a, d in enumerate(s) if not isinstance(d, int) and d not in facts.sizes_of}
+
+
+def _declared_shapes(call: ir.Node, facts: CallFacts) -> list[Shape | None]:
+    """The shapes of the results of a call by the declared rule; None for one of unknown rank."""
+    operator = call.operator
+    rule = None if operator is None or not operator.is_modern else operator.declaration.shapes_inference
     try:
-        found = rule(facts, facts)
+        found = None if rule is None else rule(facts, facts)
     except FAILURES:
-        return unknown
-    shapes = found if isinstance(found, list) else [found]
-    for i, shape in enumerate(shapes[: len(unknown)]):
-        if shape is not None and all(isinstance(d, int) or d in facts.sizes_of for d in shape):
-            unknown[i] = tuple(d if isinstance(d, int) else facts.sizes_of[d] for d in shape)
-    return unknown
+        found = None
+    shapes = list(found) if isinstance(found, list) else [found]
+    return [*shapes, *[None] * len(call.outputs)][: len(call.outputs)]

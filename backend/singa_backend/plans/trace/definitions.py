@@ -20,8 +20,8 @@ from ...kernels.work import flops
 from ..flat import model_node
 from ..open.products import OpenProduct
 from ..updates import NotInPlace
-from .by_name import inferred_shapes
-from .segment import Entry, Mismatch, RunState
+from .by_name import inferred_shapes, unknown_axes
+from .segment import DynamicCall, Entry, Mismatch, RunState
 from .values import TraceValues
 
 
@@ -116,8 +116,10 @@ class Definitions(TraceValues):
             placed = made.placed()
         shapes = self.result_shapes(call, present)
         if any(s is None for s in shapes):
-            self.dynamic.add(model_node(call))
+            self.dynamic.setdefault(model_node(call), DynamicCall())
             dynamic = True
+        if model_node(call) in self.dynamic:
+            self.dynamic[model_node(call)].axes |= unknown_axes(call, self._values(call))
         for i, o, shape in zip(call.outputs, present, shapes, strict=False):
             if i is None:
                 made.outputs.append(None)

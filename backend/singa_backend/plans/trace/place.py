@@ -41,8 +41,9 @@ class Placer(Opener):
             if isinstance(entry, Value):
                 entry.buffer.touch(len(segment.steps))
         held = tuple(p for p in self.earlier.passed) if self.earlier is not None else None
+        space = self.space if self.space is not None and self.space.scope.symbols else None
         binder = Binder(
-            segment, self.options, self.facts, self.space, self.entries if whole else None, self.buffers, self.named,
+            segment, self.options, self.facts, space, self.entries if whole else None, self.buffers, self.named,
             self.replaced if self.updates is not None else {}, self.updates, self.needs_finite, held, self.begins,
             self.exact,
         )  # fmt: skip
@@ -57,6 +58,9 @@ class Placer(Opener):
             segment.pace = Pace(self.options.threads, time.perf_counter() - self.began, self.single)
         binder.seconds = time.perf_counter() - self.began
         if self.space is not None:
+            segment.scope = self.space.scope
+            segment.scope.seal(self.facts.largest_fixed)
+        if space is not None:
             segment.binder = binder
 
 
@@ -89,7 +93,7 @@ class Binder:
         self._updates, self._needs_finite, self._held = updates, needs_finite, held
         self._candidates = {} if entries is None else self._passable()
         self._own = [b for b in buffers if b.first >= 0 and not b.pinned]
-        self._epoch, self._exact = -1, exact
+        self._exact = exact
         self._is_bound = False
         self._seen: list[int] | None = None
         self._loose: list[tuple[int, PlanStep, int, int]] = []
@@ -130,11 +134,6 @@ class Binder:
             largest = f"max({', '.join(dict.fromkeys(several))})" if len(set(several)) > 1 else several[0]
             total = formulas.line(f"{total} + ({largest} + {ALIGNMENT - 1} & {-ALIGNMENT})")
         return formulas.made([*table.names, *(starts[s] for s in self._slots.slot), total])
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the sizes have changed since the steps were bound."""
-        return self._space is not None and self._space.epoch != self._epoch
 
     def emit_again(self) -> None:
         """Emit the steps of kernels that see numbers for the present sizes; raises OtherSteps if others are needed."""
@@ -178,8 +177,6 @@ class Binder:
             else partial(e.array.copy, "K" if self._options.ordered else "C")
             for e in segment.outputs
         )
-        if self._space is not None:
-            self._epoch = self._space.epoch
         if not moves:  # what is usual for other sizes, and their steps on one thread, do not hold
             segment.pace = Pace(self._options.threads, self.seconds) if self._options.adaptive and most > 1 else None
         return most, tuple(passed.values())

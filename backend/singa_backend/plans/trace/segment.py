@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import limits
 from ...ir import graph as ir
+from ...ir.sizes import LOWEST, Scope
 from ...kernels import onednn
 from ...kernels.table import KernelCache
 from ...kernels.values import Bound, Buffer, OpaqueValue, PlanStep, Value
@@ -62,6 +63,61 @@ class Appended(Cell):
 
 
 @dataclass(eq=False)
+class DynamicCall:
+    """A call of the model whose results have had other shapes or types than those of a trace: it ends a segment.
+
+    Attributes:
+        axes: the result and the axis of each size that differs between runs.
+        is_exact: whether what follows needs numbers for these sizes.
+    """
+
+    axes: set[tuple[int, int]] = field(default_factory=set)
+    is_exact: bool = False
+
+    def is_open(self, result: int, axis: int, size: int) -> bool:
+        """Whether the size of an axis of a result has a name in what follows."""
+        return not self.is_exact and size >= LOWEST and (result, axis) in self.axes
+
+    def kind(self, result: int, entry: Entry) -> Any:
+        """What a segment that follows depends on: the dtype of a result, and its shape, with None for each size by name."""
+        value = entry.value if isinstance(entry, OpaqueValue) else entry
+        if not isinstance(value, (Value, np.ndarray)):
+            return result, type(value)
+        return result, value.dtype, tuple(None if self.is_open(result, axis, d) else d for axis, d in enumerate(value.shape))
+
+    def note(self, kinds: Any, others: Iterable[Any]) -> None:
+        """Note in which sizes results differ from others of the same dtypes and ranks."""
+        for other in others:
+            for (n, *mine), (_, *its) in zip(kinds, other, strict=True):
+                if len(mine) == len(its) == 2 and mine[0] == its[0] and len(mine[1]) == len(its[1]):
+                    self.axes.update((n, axis) for axis, (a, b) in enumerate(zip(mine[1], its[1], strict=True)) if a != b)
+
+
+EXACT = DynamicCall(is_exact=True)
+"""What follows a dynamic call in a plan whose sizes are numbers."""
+
+
+@dataclass(eq=False)
+class OpenResults:
+    """The results of a dynamic call at the beginning of a segment.
+
+    Attributes:
+        symbols: the place of the value of each symbol, and the results and axes that have it as size.
+    """
+
+    symbols: list[tuple[int, list[tuple[OpaqueValue, int]]]] = field(default_factory=list)
+
+    def sizes(self) -> list[int] | None:
+        """The present value of each symbol; None if sizes differ that have one."""
+        sizes = []
+        for _, ((cell, axis), *others) in self.symbols:
+            sizes.append(size := cell.value.shape[axis])
+            if any(c.value.shape[a] != size for c, a in others):
+                return None
+        return sizes
+
+
+@dataclass(eq=False)
 class Continuation:
     """Where a segment ended: what a continuation needs.
 
@@ -69,11 +125,15 @@ class Continuation:
         env: the live values.
         items: the work that is left.
         uses: the number of uses that are left.
+        call: after which it ended; None for a branch.
+        scope: what was known of sizes; None if all are numbers.
     """
 
     env: dict[ir.Value, Entry]
     items: list[Item]
     uses: Counter[ir.Value]
+    call: DynamicCall | None = None
+    scope: Scope | None = None
 
 
 @dataclass(eq=False)
@@ -129,7 +189,7 @@ class Segment:
         arena_bytes: its size.
         live_bytes: the lower bound of that size.
         check: returns the key of the next segment, after the steps; None for the last one.
-        next: the segments that follow, by key, the least recently used first.
+        next: the segments that follow, by key: several if they make other assumptions about sizes.
         point: the state after the steps, from which the trace of a new next segment continues.
         outputs: the outputs of the plan, for the last segment.
         copies: for each output the function that returns a copy.
@@ -141,6 +201,11 @@ class Segment:
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
         binder: binds it again for other sizes; None if all are fixed.
+        scope: what it assumes of sizes; None if all are fixed.
+        results_before: those of the dynamic call before it.
+        largest: the bytes of its largest tensor of the present sizes.
+        version: the number of times that it was bound again.
+        bound_for: the version of the segment before it, and the sizes of the results, when it was bound.
     """
 
     steps: list[PlanStep] = field(default_factory=list)
@@ -149,7 +214,7 @@ class Segment:
     arena_bytes: int = 0
     live_bytes: int = 0
     check: Callable[[], Any] | None = None
-    next: dict[Any, Segment] = field(default_factory=dict)
+    next: dict[Any, list[Segment]] = field(default_factory=dict)
     point: Continuation | None = None
     outputs: tuple[Entry, ...] = ()
     copies: tuple[Callable[[], Any], ...] = ()
@@ -161,6 +226,11 @@ class Segment:
     cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
     binder: Any = None
+    scope: Scope | None = None
+    results_before: OpenResults = field(default_factory=OpenResults)
+    largest: int = 0
+    version: int = 0
+    bound_for: tuple[int, ...] = ()
 
     def attach(self, inputs: Sequence[Any], receivers: Receivers = ()) -> None:
         """Bind the steps that use inputs and outputs which are not copied to those of this run."""
@@ -266,8 +336,7 @@ class PlanFacts:
         definitions: the number of calls that their definitions compute.
         parallel: whether a step may use oneDNN, whose number of threads is that of its caller.
         wants: the keys of the machine code that steps would use, and that was not made when they were traced.
-        tensors: the bytes of the tensors whose sizes differ between runs.
-        largest_fixed: the bytes of the largest of the other tensors.
+        largest_fixed: the bytes of the largest tensor whose size does not differ between runs.
     """
 
     finite: bool = False
@@ -278,5 +347,4 @@ class PlanFacts:
     definitions: int = 0
     parallel: bool = False
     wants: set[str] = field(default_factory=set)
-    tensors: set[Any] = field(default_factory=set)
     largest_fixed: int = 0

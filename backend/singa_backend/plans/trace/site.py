@@ -31,7 +31,7 @@ class TraceSite(Site):
         self.outputs = tuple(o is not None for o in call.outputs)
         self.options, self.shared = tracer.options, tracer.shared.kernels
         self.followers = followers
-        self.is_open = tracer.space is not None
+        self.is_open = tracer.space is not None and bool(tracer.space.scope.symbols)
         self.finite = False
         self.made: list[tuple[Value, Any, Value]] = []
 

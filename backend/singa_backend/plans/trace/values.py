@@ -20,7 +20,7 @@ from ...proto.tensor_data import release
 from ..contention import contention
 from ..flat import Roles
 from ..recompute import Home, Homes
-from .segment import Cell, Cells, Entry, PlanFacts, PlanTrace, RunState, Segment, SharedValues
+from .segment import Cell, Cells, DynamicCall, Entry, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 
 
 class TraceValues:
@@ -33,7 +33,7 @@ class TraceValues:
         options: how plans compute.
         shared: what the plans of the graph share.
         state: what the steps share during a run.
-        dynamic: the nodes of the model after whose calls a segment ends.
+        dynamic: the nodes of the model after whose calls a segment ends, and which sizes of their results differ.
         facts: what is known of the plan.
         budget: of the run that is the trace.
         env: the values that are still used.
@@ -73,7 +73,7 @@ class TraceValues:
         options: Options,
         shared: SharedValues,
         state: RunState,
-        dynamic: set[ir.Node],
+        dynamic: dict[ir.Node, DynamicCall],
         facts: PlanFacts,
         budget: limits.Budget,
         caches: dict[ir.Value, int] | None = None,
@@ -173,7 +173,8 @@ class TraceValues:
         """Check a tensor against the limits of this run, and note its size for those of other runs."""
         nbytes = math.prod(d or 1 for d in shape) * dtype.itemsize
         if is_open(shape):
-            self.facts.tensors.add(nbytes)
+            assert self.space is not None
+            self.space.scope.tensors.add(nbytes)
         else:
             self.facts.largest_fixed = max(self.facts.largest_fixed, nbytes)
         self.budget.admit(settled(shape), dtype.itemsize)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,14 @@ import numpy as np
 
 from ... import dtypes
 from ...ir import graph as ir
+from ...ir.sizes import Scope
 from ...kernels.values import NAN, OpaqueValue, PlanStep, Value
 from ..flat import NotFlat, branches_fit, flat, model_node, read_from
 from ..fusion import fuse
 from ..updates import NotInPlace
 from .items import Branch, CopyIn, Item, Rename, Update, UpdateBegin, items_of
 from .open import NotOpen
-from .segment import Continuation, Entry, PlanTrace, Segment
+from .segment import EXACT, Continuation, DynamicCall, Entry, PlanTrace, Segment
 from .updates import Updater
 
 
@@ -110,9 +111,7 @@ class Tracer(Updater):
                     if self.earlier is not None:
                         raise NotOpen
                     self.history = None
-                    results = tuple(item[-1].results)
-                    cells = [self.env[i] for i in results if i in self.env]
-                    self._split(pending, CopyIn(results, item[-1]), partial(_kinds, cells))
+                    self._split_after(item[-1], pending)
         self.segment.outputs = tuple(self._result(i) for i in self.graph.outputs)
         self._finish(self.segment is first and bool(self.entries))
         return first
@@ -153,7 +152,13 @@ class Tracer(Updater):
             self._record(PlanStep(lambda: [(np.copyto, (given.array, made.array))], (made,), (given,), "copy", origins))
         return given
 
-    def _split(self, pending: list[Item], then: Item, key: Callable[[], Any]) -> None:
+    def _split_after(self, call: ir.Node, pending: list[Item]) -> None:
+        """End the segment after a call whose results differ in shape or type."""
+        dynamic, results = EXACT if self.space is None else self.dynamic[model_node(call)], tuple(call.results)
+        cells = {n: self.env[i] for n, i in enumerate(results) if i in self.env}
+        self._split(pending, CopyIn(results, call), partial(_kinds, cells, dynamic), dynamic)
+
+    def _split(self, pending: list[Item], then: Item, key: Callable[[], Any], call: DynamicCall | None = None) -> None:
         """End the segment here; the next one begins with `then`."""
         if self.updates is not None:
             raise NotInPlace("the size of a result that replaces an input depends on values")
@@ -164,18 +169,22 @@ class Tracer(Updater):
         self._finish()
         pending.append(then)
         following = Segment()
-        done.point = Continuation(dict(self.env), pending[::-1], Counter(self.uses))
-        done.check, done.next[key()] = key, following
+        done.point = Continuation(dict(self.env), pending[::-1], Counter(self.uses), call, self.segment.scope)
+        done.check, done.next[key()] = key, [following]
+        if self.space is not None:
+            self.space.enter(Scope(self.space, self.space.scope))
         self.segment, self.buffers, self.began = following, [], time.perf_counter()
         self.named, self.exact = [], []
         self.begins = False
         self.copies.clear()
 
     def _adopt(self, values: Sequence[ir.Value], call: ir.Node) -> None:
-        for i in values:
+        names: dict[int, Any] = {}
+        for n, i in enumerate(values):
             cell = self.env.get(i)
             if isinstance(cell, OpaqueValue) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
-                made = self.allocate(cell.value.shape, cell.value.dtype, None, NAN)
+                shape = self._named_sizes(call, n, i.name, cell, names)
+                made = self.allocate(shape, cell.value.dtype, None, NAN)
                 with self.settling():
                     np.copyto(made.array, cell.value)
 
@@ -186,6 +195,29 @@ class Tracer(Updater):
                 self._record(PlanStep(bind, (), (made,), "copy", call.origins))
                 self.env[i] = made
                 made.buffer.users += 1
+
+    def _named_sizes(self, call: ir.Node, n: int, name: str, cell: OpaqueValue, names: dict[int, Any]) -> list[Any]:
+        """The shape of a result of a dynamic call; equal sizes that differ between runs have one name.
+
+        Args:
+            call: the call.
+            n: the number of the result.
+            name: of the result.
+            cell: holds it.
+            names: the sizes of the call that have names.
+        """
+        dynamic, space, results = self.dynamic[model_node(call)], self.space, self.segment.results_before
+        shape: list[Any] = list(cell.value.shape)
+        for axis, size in enumerate(shape):
+            if space is None or not dynamic.is_open(n, axis, size):
+                continue
+            if size not in names:
+                names[size] = space.symbol(f"{name}[{axis}]", size)
+                results.symbols.append((len(space.values) - 1, []))
+                space.scope.calls.append(dynamic)
+            results.symbols[[*names].index(size)][1].append((cell, axis))
+            shape[axis] = names[size]
+        return shape
 
     def _select(self, item: Branch, pending: list[Item]) -> list[Item]:
         """The work of the branch that an If takes."""
@@ -221,10 +253,5 @@ class Tracer(Updater):
         return [*items_of(inner), Rename(tuple(s for s, _ in pairs), tuple(o for _, o in pairs))]
 
 
-def _kind(entry: Entry) -> Any:
-    value = entry.value if isinstance(entry, OpaqueValue) else entry
-    return (value.shape, value.dtype) if isinstance(value, (Value, np.ndarray)) else type(value)
-
-
-def _kinds(entries: Sequence[Entry]) -> Any:
-    return tuple(map(_kind, entries))
+def _kinds(entries: Mapping[int, Entry], call: DynamicCall) -> Any:
+    return tuple(call.kind(n, e) for n, e in entries.items())
