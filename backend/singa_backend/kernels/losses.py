@@ -13,6 +13,7 @@ import numpy as np
 
 from ..elementwise.compile import available
 from ..elementwise.expression import ExpressionTrace
+from ..ir.sizes import settled
 from .elementwise import FLOATS, order_of
 from .expressions import compute
 from .lowering import copy
@@ -33,8 +34,8 @@ class Targets:
     """The class numbers of a loss and their weights.
 
     Attributes:
-        places: the position in memory of the score that each target chooses, in elements; written by `find`.
-        factors: the factor of each target's loss in the gradient; a number if they are equal.
+        places: the position in memory of the score that each target chooses, in elements; written by `bind`'s call.
+        factors: the factor of each target's loss in the gradient, or one factor if they are equal; also written by `bind`'s call.
     """
 
     def __init__(self, site: Site, scores: Value, labels: Value, weights: Value | None, steps: Sequence[int]) -> None:
@@ -46,20 +47,28 @@ class Targets:
         self.labels, self.weights, self.classes, self.step = labels, weights, scores.shape[1], steps[1]
         self.ignored, self.reduction = site.attributes["ignore_index"], site.attributes["reduction"]
         site.require(self.reduction in ("none", "sum", "mean"), "not a valid reduction")
-        self.base = np.zeros(labels.shape, np.int64)
-        for k, (size, step) in enumerate(zip(labels.shape, (steps[0], *steps[2:]), strict=True)):
-            self.base += (np.arange(size) * step).reshape((-1,) + (1,) * (labels.ndim - k - 1))
+        self.steps = (steps[0], *steps[2:])
         self.places = site.new(labels.shape, np.int64, None, FINITE)
         self.equal = weights is None and self.ignored is None
-        if self.equal:
-            share = 1 / labels.size if self.reduction == "mean" else 1
-            self.factors = site.constant(np.array(share, scores.dtype))
-        else:
-            self.factors = site.new(labels.shape, scores.dtype, None, FINITE if weights is None else weights.finiteness)
+        self.factors = site.new(
+            () if self.equal else labels.shape, scores.dtype, None, FINITE if weights is None else weights.finiteness
+        )
 
-    def find(self) -> None:
-        """Write the places and the factors; raise Invalid if a target is out of range, or a mean is of nothing."""
-        t, places = self.labels.array, self.places.array
+    def bind(self) -> Bound:
+        """The call that writes the places and the factors."""
+        base = np.zeros(settled(self.labels.shape), np.int64)
+        for k, (size, step) in enumerate(zip(base.shape, settled(self.steps), strict=True)):
+            base += (np.arange(size) * step).reshape((-1,) + (1,) * (base.ndim - k - 1))
+        return [(self._find, (self.labels.array, self.places.array, base))]
+
+    def _find(self, t: np.ndarray, places: np.ndarray, base: np.ndarray) -> None:
+        """Write the places and the factors; raise Invalid if a target is out of range, or a mean is of nothing.
+
+        Args:
+            t: the targets.
+            places: receives the places.
+            base: the place of the first class of each target.
+        """
         counted: Any = None
         if self.ignored is not None:
             counted = t != self.ignored
@@ -67,10 +76,11 @@ class Targets:
         if np.maximum.reduce(t.view(f"u{t.dtype.itemsize}"), None) >= self.classes:  # a negative one is above every size
             raise Invalid("a target is out of range")
         np.multiply(t, self.step, places)
-        np.add(places, self.base, places)
-        if self.equal:
-            return
+        np.add(places, base, places)
         factors = self.factors.array
+        if self.equal:
+            factors.fill(1 / t.size if self.reduction == "mean" else 1)
+            return
         if self.weights is None:
             np.copyto(factors, counted)
         else:
@@ -136,9 +146,9 @@ def _by_machine(site: Site, x: Value, labels: Value, weights: Value | None, trai
     site.require(x.ndim > 1 and x.size and order in orders, "the scores are empty, or in another order in memory")
     held = Targets(site, x, labels, weights, x.steps)
     loss, each = held.loss(site, x), site.new(labels.shape, x.dtype)
-    first = (each, held.places) if held.equal else (each, held.places, held.factors)
+    first = (each, held.places, held.factors)
     site.emit(
-        lambda: [(held.find, ()), (_flat(x).take, (held.places.array, None, each.array, "clip"))],
+        lambda: [*held.bind(), (_flat(x).take, (held.places.array, None, each.array, "clip"))],
         reads=(x, labels, weights), writes=first, kernel="numpy.targets",
     )  # fmt: skip
     rows = ExpressionTrace()
@@ -192,7 +202,7 @@ def _by_numpy(site: Site, x: Value, labels: Value, weights: Value | None) -> Sof
     def bind() -> Bound:
         z, most, chosen = _flat(p).reshape(blocks), largest.array.reshape(outer, 1, inner), each.array
         calls: list[Any] = [
-            (held.find, ()), (np.maximum.reduce, (z, 1, None, most, True)), (np.subtract, (z, most, z)),
+            *held.bind(), (np.maximum.reduce, (z, 1, None, most, True)), (np.subtract, (z, most, z)),
             (_flat(p).take, (held.places.array, None, chosen, "clip")),
         ]  # fmt: skip
         if log is not None:
@@ -205,7 +215,7 @@ def _by_numpy(site: Site, x: Value, labels: Value, weights: Value | None) -> Sof
         calls += [(np.subtract, (largest.array, chosen, chosen)), (held.reduce, (chosen, loss.array))]
         return calls
 
-    found = (p, log, loss, largest, each, held.places, None if held.equal else held.factors)
+    found = (p, log, loss, largest, each, held.places, held.factors)
     writes = tuple(v for v in found if v is not None)
     site.emit(bind, reads=(x, labels, weights, p), writes=writes, kernel="numpy.loss", scratch=scratch)
     return loss, log, p, held
@@ -282,11 +292,10 @@ def _likelihood(site: Site, x: Value, labels: Value, weights: Value | None) -> t
 
     def bind() -> Bound:
         chosen = each.array
-        calls: list[Any] = [(held.find, ()), (_flat(x).take, (held.places.array, None, chosen, "clip"))]
+        calls: list[Any] = [*held.bind(), (_flat(x).take, (held.places.array, None, chosen, "clip"))]
         return [*calls, (np.negative, (chosen, chosen)), (held.reduce, (chosen, loss.array))]
 
-    writes = (loss, each, held.places) if held.equal else (loss, each, held.places, held.factors)
-    site.emit(bind, reads=(x, labels, weights), writes=writes, kernel="numpy.loss")
+    site.emit(bind, reads=(x, labels, weights), writes=(loss, each, held.places, held.factors), kernel="numpy.loss")
     return held, loss
 
 

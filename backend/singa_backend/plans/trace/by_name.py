@@ -10,8 +10,10 @@ import numpy as np
 
 from ...dtypes import numpy_dtype
 from ...ir import graph as ir
+from ...ir.gradient import GRADIENT
 from ...ir.shapes import FAILURES, FRESH, Dim, Known, Shape, Unsure
 from ...ir.sizes import Size, at_least_zero, is_open
+from ...kernels.table import gradient_kernel
 from ...kernels.values import Value
 
 _EXACT: dict[Any, int | None] = {
@@ -234,12 +236,22 @@ def inferred_shapes(call: ir.Node, entries: Sequence[Any]) -> list[tuple[Any, ..
     """The shapes of the results of a call, by the declared rule, in sizes by name; None for one that does not follow."""
     if call.is_("Range"):
         return [_range(entries)]
+    if call.domain == GRADIENT:
+        return _gradient_shapes(call, entries)
     facts = CallFacts(call, entries)
     shapes: list[tuple[Any, ...] | None] = []
     for shape in _declared_shapes(call, facts):
         known = shape is not None and all(isinstance(d, int) or d in facts.sizes_of for d in shape)
         shapes.append(tuple(d if isinstance(d, int) else facts.sizes_of[d] for d in shape or ()) if known else None)
     return shapes
+
+
+def _gradient_shapes(call: ir.Node, entries: Sequence[Any]) -> list[tuple[Any, ...] | None]:
+    """The shapes of gradients: those of the inputs of the forward call that the kernel reads."""
+    kernel = None if call.operator is None else gradient_kernel(call.operator)
+    places = {what.rstrip("?"): n for n, what in enumerate(kernel.reads)} if kernel is not None else {}
+    read = [entries[places[f"x{i}"]] if f"x{i}" in places else None for i in range(len(call.outputs))]
+    return [x.shape if isinstance(x, Value) else None for x in read]
 
 
 def unknown_axes(call: ir.Node, entries: Sequence[Any]) -> set[tuple[int, int]]:
