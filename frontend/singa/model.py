@@ -50,7 +50,7 @@ from ._training.loader import positive, seeded
 from ._training.profiling import profiled_step, restored
 from ._training.sources import ArgumentNames, TableBatches, length_of, one_epoch, source_of
 from ._training.state_files import read_states, write_states
-from ._training.step import Step, step_form
+from ._training.step import Sizes, Step, has_names, opened, step_form, takes
 from .device import DeviceLike, default_device, resolve
 
 __all__ = ["Callback", "FitProgress", "Model", "Step"]
@@ -112,7 +112,7 @@ class Model(Layer):
         self.graph_mode = False
         self.sequential = False
         self.deterministic = False
-        self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
+        self._steps: OrderedDict[tuple[Any, Sizes | None], list[Step]] = OrderedDict()
         self._checked = False
         self.not_traceable = ""
         """Why the steps of this model cannot become a graph; "" if they can."""
@@ -404,7 +404,7 @@ class Model(Layer):
         unbroken one does, to the bit.  So it does in deterministic steps, whose bits are those of plans, after a step on the tape
         that is undone.
         """
-        key = (step_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()), self.precision)
+        key = form, sizes = self._step_key(input, kwargs)
         if key not in self._steps:
             self._steps[key] = []
             self._forget_steps()
@@ -420,6 +420,13 @@ class Model(Layer):
                 old.forget_plan()
         recorded = self._steps[key]
         step = next((step for step in recorded if step.holds()), None)
+        if step is None and has_names(sizes):
+            step = self._open_step(sizes, input, kwargs)
+            if step is None:
+                del self._steps[key]
+                self._steps[form, None] = []  # from now on there is a graph for each size
+                return self._graph_step(input, kwargs)
+            recorded.append(step)
         if step is None:
             try:
                 with without_collections():
@@ -432,6 +439,25 @@ class Model(Layer):
             recorded.append(step)
             self._forget_steps()
         return step.run(input, kwargs)
+
+    def _step_key(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
+        """The form of a step, and the sizes that it has a graph for: with names for those that have differed between calls."""
+        seen: dict[int, tuple[int, ...]] = {}
+        form = (step_form((input, kwargs), seen), self._frozen(), tuple(self._optimizers()), self.precision)
+        shapes = tuple(seen.values())
+        if self.deterministic or (form, shapes) in self._steps or (form, None) in self._steps:
+            return form, shapes
+        alike = [sizes for other, sizes in self._steps if other == form and sizes is not None]
+        named = (opened(shapes, sizes) for sizes in alike)
+        return form, next(filter(lambda sizes: takes(sizes, shapes), alike), None) or next(filter(None, named), shapes)
+
+    def _open_step(self, sizes: Sizes, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+        """Record a step for several sizes; None if that is not possible."""
+        try:
+            with without_collections():
+                return Step(self.train_one_batch, input, kwargs, self._plan_options(), sizes=sizes)
+        except Exception:  # Python that needs numbers may fail in any way; a graph of the present sizes shows other errors
+            return None
 
     def profile_step(self, *input: Any, runs: int = 10, **kwargs: Any) -> Profile:
         """Measure where the time of a training step goes: by part, by node, and what computes each gradient.

@@ -342,9 +342,9 @@ CHEAP = frozenset(("Add", "Sub", "Mul", "Relu", "Clip"))
 def _row(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
     """The operands of a product of one row and a small matrix, the row with one axis."""
     require_any_bits(site)
-    site.require(a.dtype == b.dtype and a.dtype in FLOATS and b.size <= VECTOR, "not floats, or not small")
+    site.require(a.ndim and a.size == a.shape[-1] == b.shape[-2 if b.ndim > 1 else 0], "not one row")  # first: it assumes nothing
     site.require(a.size and b.size and b.ndim >= 2 and b.size == b.shape[-2] * b.shape[-1], "a batch of matrices")
-    site.require(a.ndim and a.size == a.shape[-1] == b.shape[-2], "not one row")
+    site.require(a.dtype == b.dtype and a.dtype in FLOATS and b.size <= VECTOR, "not floats, or not small")
     site.require(len(site.followers) <= 2 and all(f.name in CHEAP for f in site.followers), "post-ops are faster")
     return a.view((a.size,), (a.strides[-1],)), b.view(b.shape[-2:], b.strides[-2:])
 

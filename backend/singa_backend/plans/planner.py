@@ -691,11 +691,11 @@ class Planner:
         self.roles.only_sent = only_sent(graph) if before else frozenset()
         self.caches = growing_caches(graph)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
-        self.is_by_name = not self.caches and not self.exchanges and not self.gradients.taken  # its kernels need numbers
+        self.is_by_name = not self.caches and not self.exchanges and self.options.activation_memory is None
         self.open_axes = OpenAxes(graph) if self.is_by_name else None
         self.is_open = bool(self.caches) and self.is_open
         if self.replaced:
-            self.is_open, self.is_by_name, self.open_axes = False, False, None
+            self.is_open = False
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
             place_last(graph, self.roles, self.replaced, numbers)
         self.recomputing: Recomputing | None = None

@@ -68,8 +68,13 @@ class StorageMethods(Variable):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The sizes; in a step that is recorded with dynamic sizes, a dynamic size is a name or None."""
-        return op.shape(self) or ()
+        """The sizes; in an export with dynamic sizes, a dynamic size is a name or None.
+
+        Raises:
+            NotTraceable: The rank is not known in a step that is recorded for several sizes.
+        """
+        current, sizes = trace.current(), op.shape(self)
+        return current.shape(sizes) if current is not None else sizes or ()
 
     @property
     def dtype(self) -> Any:

@@ -36,11 +36,36 @@ class NotTraceable(SonnxError):
     default_code = "SX330"
 
 
+class OpenSize:
+    """A size that differs between the runs of a recorded step: Python that depends on it needs a graph for each size.
+
+    Args:
+        name: Of the size; None if it follows from others.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name or "?"
+
+    def _refuse(self, *args: Any) -> Any:
+        raise NotTraceable(f"the step reads a size in Python, {self!r}, that differs between its runs")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse
+    __index__ = __int__ = __float__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+
+
 class Trace:
     """A step that is being recorded.
 
     Args:
         opset: The opset of the graph.
+        is_open: Whether sizes of the inputs have names, because they differ between runs of the graph.
         holds: Whether small tensors that are read keep their values: older opsets need some of them as attributes.
         by_kernel: Whether a kernel may compute the gradient of a call, which is then one node; None if rules write all of them.
 
@@ -56,7 +81,7 @@ class Trace:
         completions: What follows each run of the step, by the ids of the owners.
     """
 
-    def __init__(self, opset: int, holds: bool = False, by_kernel: ByKernel | None = None) -> None:
+    def __init__(self, opset: int, holds: bool = False, by_kernel: ByKernel | None = None, is_open: bool = False) -> None:
         from singa_backend.opsets.rule_bodies import RuleBodies  # a program that only runs models records nothing
         from singa_backend.opsets.writer import OpsetWriter
 
@@ -64,6 +89,7 @@ class Trace:
         if by_kernel is not None:
             self.writer.bodies = RuleBodies(partial(OpsetWriter, opset), by_kernel)
         self._holds = holds
+        self.is_open = is_open
         self.inputs: list[tuple[Variable, Symbol]] = []
         self.assigned: dict[int, Variable] = {}
         self.invalidated: set[int] = set()
@@ -74,6 +100,19 @@ class Trace:
         self.completions: dict[int, Callable[[Any], None]] = {}
         self._bound: dict[int, tuple[Variable, Symbol]] = {}
         self._kept: list[Any] = []  # what has an id above
+
+    def shape(self, sizes: Sequence[Any] | None) -> tuple[Any, ...]:
+        """The shape of a symbol as Python sees it.
+
+        Args:
+            sizes: The sizes; None for an unknown rank.
+
+        Raises:
+            NotTraceable: The rank is not known, and sizes have names.
+        """
+        if sizes is None and self.is_open:
+            raise NotTraceable("the step reads the shape of a tensor in Python, whose rank is not known")
+        return tuple(d if isinstance(d, int) or not self.is_open else OpenSize(d) for d in sizes or ())
 
     def begin_backward(self) -> None:
         """Note that the backward pass begins here, unless it began before."""
@@ -196,9 +235,9 @@ def value(tensor: Variable) -> Any:
     return tensor._data if trace is None else trace.value(tensor)
 
 
-def type_of(tensor: Variable) -> TypeProto:
-    """The ONNX type of a tensor that has a value, with its sizes."""
-    return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
+def type_of(tensor: Variable, sizes: Sequence[int | str] | None = None) -> TypeProto:
+    """The ONNX type of a tensor that has a value, with its sizes, or with other sizes and names."""
+    return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape if sizes is None else sizes)
 
 
 def value_of(tensor: Variable) -> Example:

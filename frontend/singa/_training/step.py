@@ -14,6 +14,7 @@ from onnx import ModelProto
 from singa_backend import limits
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import resolve
+from singa_backend.ir.sizes import LOWEST
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
 from singa_backend.machine import release_freed_memory, without_collections
@@ -36,16 +37,21 @@ EARLY = 3
 """The first runs of a step, after which freed memory returns to the system: recording and making a plan use more than a run."""
 
 
-def step_form(x: Any, seen: dict[int, int]) -> Any:
-    """The key of an argument that selects the graph: dtype, shape and kind of a tensor, the value of anything else.
+Sizes = tuple[tuple[int | str, ...], ...]
+"""The shape of each tensor that is an argument of a step, in order; a name stands for any size of at least `LOWEST`."""
+
+
+def step_form(x: Any, seen: dict[int, tuple[int, ...]]) -> Any:
+    """The key of an argument that selects the graph: dtype, rank and kind of a tensor, the value of anything else.
 
     Args:
         x: The argument.
-        seen: The tensors so far: a step whose target is its input differs from a step with two tensors.
+        seen: The shapes of the tensors so far, by id: a step whose target is its input differs from a step with two tensors.
     """
     if isinstance(x, Tensor):
         kind = (x.requires_grad, x.stores_grad, x._without_graph)
-        return (Tensor, x._data.dtype, x._data.shape, kind, seen.setdefault(id(x), len(seen)))
+        seen.setdefault(id(x), x._data.shape)
+        return (Tensor, x._data.dtype, len(x._data.shape), kind, [*seen].index(id(x)))
     if isinstance(x, (list, tuple)):
         return (type(x), tuple(step_form(v, seen) for v in x))
     if isinstance(x, dict):
@@ -53,6 +59,38 @@ def step_form(x: Any, seen: dict[int, int]) -> Any:
     if isinstance(x, np.ndarray):  # its repr omits the middle
         return (np.ndarray, x.dtype, x.shape, x.tobytes())
     return (type(x), repr(x))
+
+
+def has_names(sizes: Sizes) -> bool:
+    """Whether some sizes are names."""
+    return any(isinstance(d, str) for shape in sizes for d in shape)
+
+
+def takes(sizes: Sizes, shapes: Sizes) -> bool:
+    """Whether a step with these sizes, of which some may be names, takes tensors of these shapes and the same ranks."""
+    named: dict[str, int | str] = {}
+    return all(
+        a == b if isinstance(a, int) else isinstance(b, int) and b >= LOWEST and named.setdefault(a, b) == b
+        for of, shape in zip(sizes, shapes, strict=True)
+        for a, b in zip(of, shape, strict=True)
+    )
+
+
+def opened(shapes: Sizes, before: Sizes) -> Sizes | None:
+    """The shapes with a name for each size that differs from the one before; None if a size is below `LOWEST`, or none differs.
+
+    Args:
+        shapes: The shapes of the arguments.
+        before: Those of other arguments, of the same ranks.
+    """
+    names: dict[tuple[int | str, int | str], str] = {}
+    made = []
+    for shape, other in zip(shapes, before, strict=True):
+        sizes: list[int | str] = []
+        for a, b in zip(shape, other, strict=True):
+            sizes.append(a if a == b else names.setdefault((a, b), f"size{len(names)}"))
+        made.append(tuple(sizes))
+    return tuple(made) if names and all(isinstance(a, int) and a >= LOWEST for a, _ in names) else None
 
 
 class Step:
@@ -64,13 +102,15 @@ class Step:
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
         options: How its plans compute; None for the defaults.
         bounds: The bounds of each run; None for the defaults.
+        sizes: The shapes of the tensors in the arguments, of which some sizes may be names; None for the present shapes.
 
     Attributes:
         device: The device on which it runs.
         graph: The step as a Graph of `singa_backend`.
 
     Raises:
-        NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
+        NotTraceable: The step reads values of tensors or sizes with names in Python, or calls an operator that is written in
+            Python.
     """
 
     def __init__(
@@ -80,15 +120,19 @@ class Step:
         kwargs: dict[str, Any],
         options: Options | None = None,
         bounds: limits.Limits | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         tensors = _tensors((args, kwargs))
+        is_open = sizes is not None and has_names(sizes)
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
         chosen = options or plan_options()
         by_kernel = may_compute if self.device.backend.is_host and chosen.level > 1 else None
-        record = Trace(op.opset, by_kernel=by_kernel)
+        record = Trace(op.opset, by_kernel=by_kernel, is_open=is_open)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
-            symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
+            shape = None if sizes is None else sizes[i]
+            example = None if is_open else trace.value_of(t)  # a value of one size says nothing about those of others
+            symbol = record.input(f"input_{i}", trace.type_of(t, shape), example)
             shadow = Tensor._of(symbol, t.device, t.requires_grad)
             shadow.stores_grad, shadow._without_graph = t.stores_grad, t._without_graph
             shadows[id(t)] = shadow

@@ -160,7 +160,8 @@ class Binder:
             entries = [*(self._entries or ()), *segment.outputs]
             passed = {id(p.value.buffer): p for p in self._held if any(e is p.value for e in entries)}
         for p in passed.values() if not moves else ():
-            p.value.buffer.memory = aligned(now(p.value.buffer.nbytes))  # each run binds the steps again, to its array
+            if not isinstance(p, Replaced) or p.value.buffer.memory is None:  # each run binds the steps again, to its array
+                p.value.buffer.memory = aligned(now(p.value.buffer.nbytes))
         self._place(passed, moves, most)
         if not self._bind_again(passed):
             segment.flat = []
