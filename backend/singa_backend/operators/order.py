@@ -291,9 +291,7 @@ def _overlaps(a: np.ndarray, b: np.ndarray, iou_threshold: float) -> Any:
     low0, low1, high0, high1, area = a[:, :, None]
     sides = np.minimum(high0, b[2]) - np.maximum(low0, b[0]), np.minimum(high1, b[3]) - np.maximum(low1, b[1])
     common = np.maximum(sides[0], 0) * np.maximum(sides[1], 0)
-    union = area + b[4] - common
-    real = (common > 0) & (area > 0) & (b[4] > 0) & (union > 0)
-    return real & (common / np.where(real, union, 1) > iou_threshold)
+    return common / (area + b[4] - common) > iou_threshold  # without a common area that is 0 or NaN
 
 
 def _survivors(sides: np.ndarray, order: np.ndarray, most: int, iou_threshold: float) -> list[int]:
@@ -332,6 +330,12 @@ def non_max_suppression(
         raise OperatorError(f"iou_threshold must be in [0, 1], got {iou_threshold}", code="SX404")
     if center_point_box not in (0, 1):
         raise OperatorError(f"center_point_box must be 0 or 1, got {center_point_box}", code="SX404")
+    from ..kernels.boxes import selected_boxes  # with the bits of what follows
+
+    most = max_output_boxes_per_class
+    rows = selected_boxes(boxes, scores, most, iou_threshold, score_threshold, center_point_box)
+    if rows is not None:
+        return rows
     a, b = boxes[..., :2], boxes[..., 2:]
     # Boxes are any two diagonal corners, or centres with width and height.
     low, high = (a - b / 2, a + b / 2) if center_point_box else (np.minimum(a, b), np.maximum(a, b))
@@ -343,7 +347,7 @@ def non_max_suppression(
         order = np.argsort(-s, kind="stable")  # of equal scores the first box comes first
         if score_threshold is not None:
             order = order[s[order] >= score_threshold]
-        selected += [(n, c, box) for box in _survivors(sides[n], order, max_output_boxes_per_class, iou_threshold)]
+        selected += [(n, c, box) for box in _survivors(sides[n], order, most, iou_threshold)]
     return np.array(selected, np.int64).reshape(-1, 3)
 
 
