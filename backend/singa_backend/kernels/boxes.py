@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from itertools import accumulate
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from .. import limits
 from ..elementwise.builder import LANES
-from ..elementwise.compile import Compiled, NotCompiled, available, level
+from ..elementwise.compile import CEILING, VARIABLE, Compiled, NotCompiled
 from ..gemm.boxes import DIGITS, F32, selecting
 from .values import address_of
 
@@ -18,7 +19,8 @@ TOGETHER = 1 << 16
 
 
 @cache
-def _code(_level: str) -> Compiled | None:
+def _code(*_variables: str | None) -> Compiled | None:
+    """The function for these values of the environment's variables; None if there is no machine code."""
     try:
         return selecting().compiled()
     except NotCompiled:
@@ -38,7 +40,7 @@ def selected_boxes(
         least: the lowest score of a box that is selected; None for all.
         centers: 1 if the boxes are centers and sizes.
     """
-    code = None if available() else _code(level())
+    code = _code(*map(os.environ.get, (VARIABLE, *CEILING)))
     if code is None:
         return None
     entries, classes, count = scores.shape
