@@ -46,7 +46,7 @@ def drawn(g: np.random.Generator, entries: int, classes: int, count: int) -> tup
 def test_the_bits_are_those_of_numpy(limited: str, monkeypatch: pytest.MonkeyPatch, center: int) -> None:
     g, rows = np.random.default_rng(center), 0
     monkeypatch.setattr(kernel, "TOGETHER", 200)  # some results are of several calls
-    for count in (1, 2, 15, 16, 17, 63, 64, 65, 130, 300) * 10:
+    for count in (1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 300) * 10:
         boxes, scores = drawn(g, int(g.integers(1, 3)), int(g.integers(1, 4)), count)
         most, iou = int(g.choice([-1, 0, 1, 5, 16, 17, 2**63 - 1])), float(g.choice(np.array([0, 0.25, 0.5, 0.7, 1], F)))
         least = None if g.random() < 0.3 else float(g.choice(np.array([-math.inf, -0.0, 0.25, math.nan], F)))
@@ -58,13 +58,13 @@ def test_the_bits_are_those_of_numpy(limited: str, monkeypatch: pytest.MonkeyPat
     assert rows > 1000
 
 
-@pytest.mark.parametrize("count", [1, 16, 21])
+@pytest.mark.parametrize("count", [1, 16, 21, 150])
 def test_nothing_beyond_the_arrays_is_read_or_written(ended: Any, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     boxes, scores = np.random.default_rng(count).uniform(0, 1, (1, count, 4)).astype(F), np.ones((1, 2, count), F)
     room = -(-count // 16) * 16
     sizes = dict.fromkeys(SELECTED.numbers, 0) | {"rows": 2, "classes": 2, "count": count, "most": count, "room": room}
     arrays = {
-        "boxes": boxes, "scores": scores, "keys": np.empty(count, np.int64), "sorted": np.empty(count, np.int64),
+        "boxes": boxes, "scores": scores, "keys": np.empty(count + 16, np.int64), "sorted": np.empty(count, np.int64),
         "digits": np.empty(DIGITS, np.int64), "sides": np.empty((5, room), F), "total": np.zeros(1, np.int64),
         "y": np.empty((2 * count, 3), np.int64),
     }  # fmt: skip

@@ -22,9 +22,13 @@ SELECTED = FrameLayout(
 """`rows` units from the number `first` on; of `count` boxes at most `most` are selected.
 
 If `limited` is 1, boxes with scores below `least` are not candidates; `least` and `iou` are the bits of a float32.  If `centers`
-is 1, the boxes are centers and sizes.  `keys` and `sorted` have room for `count` keys, `digits` for DIGITS numbers, and `sides`
-for low and high corners and areas of `room` boxes.  Rows (batch entry, class, box) are appended to `y`, which has `total` then.
+is 1, the boxes are centers and sizes.  `keys` has room for `count` keys and LANES more, `sorted` for `count`, `digits` for
+DIGITS numbers, and `sides` for low and high corners and areas of `room` boxes.  Rows (batch entry, class, box) are appended to
+`y`, which has `total` then.
 """
+
+FEW = 128
+"""The keys that are sorted by comparing each with all of them."""
 
 DIGITS = 1 << 10
 """The values of the four digits by which keys are sorted."""
@@ -99,11 +103,41 @@ def _collect(k: Code, a: dict[str, str], scores: str) -> str:
 
 
 def _sorted(k: Code, a: dict[str, str], count: str) -> str:
-    """Sort keys by the digits of their upper half, the lowest first; return where they are."""
+    """Sort keys; return where they are."""
+    places = _variable(k, a["keys"], "ptr"), _variable(k, a["sorted"], "ptr")
+    few = k.raw(f"icmp sle i64 {count}, {FEW}")
+    with k.when(few):
+        _sort_few(k, a, count)
+        k.emit(f"store ptr {a['sorted']}, ptr {places[0]}")
+    with k.when(k.raw(f"xor i1 {few}, true")):
+        _sort_many(k, a, count, *places)
+    return k.raw(f"load ptr, ptr {places[0]}")
+
+
+def _sort_few(k: Code, a: dict[str, str], count: str) -> None:
+    """Write each key to the place whose number is that of lower keys."""
+    k.declared.add("declare i64 @llvm.ctpop.i64(i64)")
+    k.write(k.vector(-1, "i64"), _key(k, a["keys"], count))
+
+    def place(i: str) -> None:
+        key, before = k.number_at(_key(k, a["keys"], i), 0), _variable(k, "0")
+        wide = k.splat(key, "i64")
+
+        def part(j: str) -> None:
+            lower = k.of("i64", _key(k, a["keys"], j), 8).compare("lt", wide, unsigned=True)
+            _add(k, before, k.raw(f"call i64 @llvm.ctpop.i64(i64 {_mask(k, lower)})"))
+
+        k.loop(count, LANES, part)
+        k.emit(f"store i64 {key}, ptr {_key(k, a['sorted'], k.number_at(before, 0))}")
+
+    k.loop(count, 1, place)
+
+
+def _sort_many(k: Code, a: dict[str, str], count: str, source: str, target: str) -> None:
+    """Sort keys by the digits of their upper half, the lowest first; `source` has the address of the sorted ones then."""
     counts, each = a["digits"], DIGITS // 4
     zeros = f"store volatile <{LANES} x i64> zeroinitializer"  # LLVM calls memset for others
     k.loop(str(DIGITS), LANES, lambda i: k.emit(f"{zeros}, ptr {_key(k, counts, i)}, align 8"))
-    source, target = _variable(k, a["keys"], "ptr"), _variable(k, a["sorted"], "ptr")
 
     def digit(key: str, shift: str) -> str:
         return k.raw(f"and i64 {k.raw(f'lshr i64 {key}, {shift}')}, {each - 1}")
@@ -134,7 +168,6 @@ def _sorted(k: Code, a: dict[str, str], count: str) -> str:
 
     k.loop(count, 1, counted)
     k.loop("4", 1, turn)
-    return k.raw(f"load ptr, ptr {source}")
 
 
 def _select(k: Code, a: dict[str, str], row: str, keys: str, count: str) -> None:

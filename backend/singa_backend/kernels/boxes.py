@@ -49,7 +49,7 @@ def selected_boxes(
         return np.empty((0, 3), np.int64)
     boxes, scores = np.ascontiguousarray(boxes, F32), np.ascontiguousarray(scores, F32)
     step, room = min(units, max(1, TOGETHER // count)), -(-most // LANES) * LANES
-    *places, end = accumulate([count, count, DIGITS, 5 * room // 2, 1, 3 * most * step], initial=0)
+    *places, end = accumulate([count + LANES, count, DIGITS, 5 * room // 2, 1, 3 * most * step], initial=0)
     words = np.empty(end, np.int64)
     total, y = words[places[-2] :], words[places[-1] :]
     bits = np.array([0 if least is None else least, iou], F32).view(np.int32).tolist()
