@@ -212,9 +212,15 @@ def survivors(boxes: np.ndarray, scores: np.ndarray, most: int, iou: float, leas
     return np.array(out, np.int64).reshape(-1, 3)
 
 
+@pytest.fixture(params=["wait", "off"])
+def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With machine code, and without."""
+    monkeypatch.setenv("SONNX_MACHINE_CODE", request.param)
+
+
 @pytest.mark.parametrize("opset", [10, 11])
 @pytest.mark.parametrize("center", [0, 1])
-def test_non_max_suppression(check: Any, opset: int, center: int) -> None:
+def test_non_max_suppression(check: Any, code: None, opset: int, center: int) -> None:
     for _ in range(8):
         boxes = RNG.random((2, 12, 4)).astype(F)
         scores = (RNG.integers(0, 8, (2, 3, 12)) / 8).astype(F)  # ties, and scores at the threshold
@@ -226,7 +232,33 @@ def test_non_max_suppression(check: Any, opset: int, center: int) -> None:
         check("NonMaxSuppression", [boxes, scores, np.array(most)], [expected], **options)
 
 
-def test_non_max_suppression_edges(check: Any, fails: Any) -> None:
+@pytest.mark.parametrize("center", [0, 1])
+def test_non_max_suppression_of_many(check: Any, code: None, center: int) -> None:
+    """More boxes than are compared at a time, with equal scores; overlaps are never near the threshold but equal to it."""
+    boxes, scores = RNG.integers(0, 12, (1, 150, 4)).astype(F), (RNG.integers(0, 20, (1, 2, 150)) / 20).astype(F)
+    for most in (7, 40, 2**63 - 1):
+        expected = survivors(boxes.astype(float), scores, most, 0.5, None, center)
+        inputs = [boxes, scores, ints(most), np.array(0.5, F)]
+        check("NonMaxSuppression", inputs, [expected], opset=11, center_point_box=center)
+    assert 80 < len(expected) < 300
+
+
+def test_non_max_suppression_of_special_numbers(check: Any, code: None) -> None:
+    ends = [(0, 1), (0, NAN), (0, 1), (0, INF), (0, 1), (-3e38, 3e38), (0, 1)]
+    boxes = np.array([[[low, 0, high, 1] for low, high in ends]], F)
+    scores = np.array([[[-0.0, 5, NAN, -INF, 0, INF, 0.5]]], F)
+    # The last one is NaN, and a box whose area is not finite overlaps nothing; -0.0 is 0.0.
+    everything = [ints([0, 0, 5], [0, 0, 1], [0, 0, 6], [0, 0, 0], [0, 0, 4], [0, 0, 3], [0, 0, 2])]
+    check("NonMaxSuppression", [boxes, scores, ints(9), np.array(1, F)], everything, opset=11)
+    chosen = [ints([0, 0, 5], [0, 0, 1], [0, 0, 6], [0, 0, 3])]
+    check("NonMaxSuppression", [boxes, scores, ints(9), np.array(0.5, F)], chosen, opset=11)
+    numbers = [boxes, scores, ints(9), np.array(1, F)]
+    check("NonMaxSuppression", [*numbers, np.array(0, F)], [everything[0][:5]], opset=11)
+    check("NonMaxSuppression", [*numbers, np.array(-INF, F)], [everything[0][:6]], opset=11)
+    check("NonMaxSuppression", [*numbers, np.array(NAN, F)], [np.zeros((0, 3), np.int64)], opset=11)
+
+
+def test_non_max_suppression_edges(check: Any, code: None, fails: Any) -> None:
     boxes, scores = np.array([[[0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]], F), np.array([[[1, 2, 3, 3]]], F)
     none = np.zeros((0, 3), np.int64)
     check("NonMaxSuppression", [boxes, scores], [none], opset=11)  # by default none is selected

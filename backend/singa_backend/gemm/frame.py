@@ -137,6 +137,17 @@ class Code(Builder):
         x = self.of(f"i{8 * size}", source)
         self.store(x, target, np.dtype(f"i{size}"), self.first(count))
 
+    def repeat(self, condition: Callable[[], str], body: Callable[[], None]) -> None:
+        """Run a body as long as a condition is true."""
+        label = f"W{self.number()}"
+        self.emit(f"br label %{label}")
+        self.lines.append(f"{label}:")
+        self.emit(f"br i1 {condition()}, label %{label}b, label %{label}e")
+        self.lines.append(f"{label}b:")
+        body()
+        self.emit(f"br label %{label}")
+        self.lines.append(f"{label}e:")
+
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
         """Run what follows if a condition is true."""

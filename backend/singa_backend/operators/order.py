@@ -282,19 +282,31 @@ def cum_prod_gradient(op: Op, dy: V, y: V, x: V, axis: V, exclusive: int, revers
 # --- NonMaxSuppression ----------------------------------------------------------------------------------------------
 
 
-def _survivors(corners: np.ndarray, order: np.ndarray, most: int, iou_threshold: float) -> list[int]:
+_TOGETHER = 64
+"""The boxes that are compared at a time."""
+
+
+def _overlaps(a: np.ndarray, b: np.ndarray, iou_threshold: float) -> Any:
+    """Whether each box of `a` overlaps with each of `b` by more than the threshold; (5, n): low and high corners, and areas."""
+    low0, low1, high0, high1, area = a[:, :, None]
+    sides = np.minimum(high0, b[2]) - np.maximum(low0, b[0]), np.minimum(high1, b[3]) - np.maximum(low1, b[1])
+    common = np.maximum(sides[0], 0) * np.maximum(sides[1], 0)
+    return common / (area + b[4] - common) > iou_threshold  # without a common area that is 0 or NaN
+
+
+def _survivors(sides: np.ndarray, order: np.ndarray, most: int, iou_threshold: float) -> list[int]:
     """Return the boxes, best first, whose overlap with every better selected box is at most the threshold."""
-    low, high = corners
-    area = (high - low).prod(axis=0)
     out: list[int] = []
-    while order.size and len(out) < most:
-        best, order = int(order[0]), order[1:]
-        out.append(best)
-        sides = np.minimum(high[:, best, None], high[:, order]) - np.maximum(low[:, best, None], low[:, order])
-        common = np.maximum(sides[0], 0) * np.maximum(sides[1], 0)
-        union = area[best] + area[order] - common
-        real = (common > 0) & (area[best] > 0) & (area[order] > 0) & (union > 0)
-        order = order[~(real & (common / np.where(real, union, 1) > iou_threshold))]
+    for start in range(0, order.size, _TOGETHER):
+        block = order[start : start + _TOGETHER]
+        dropped = _overlaps(sides[:, out], sides[:, block], iou_threshold).any(axis=0)
+        among = _overlaps(sides[:, block], sides[:, block], iou_threshold)
+        for i, box in enumerate(block.tolist()):
+            if len(out) >= most:
+                return out
+            if not dropped[i]:
+                out.append(box)
+                dropped |= among[i]
     return out
 
 
@@ -318,10 +330,16 @@ def non_max_suppression(
         raise OperatorError(f"iou_threshold must be in [0, 1], got {iou_threshold}", code="SX404")
     if center_point_box not in (0, 1):
         raise OperatorError(f"center_point_box must be 0 or 1, got {center_point_box}", code="SX404")
+    from ..kernels.boxes import selected_boxes  # with the bits of what follows
+
+    most = max_output_boxes_per_class
+    rows = selected_boxes(boxes, scores, most, iou_threshold, score_threshold, center_point_box)
+    if rows is not None:
+        return rows
     a, b = boxes[..., :2], boxes[..., 2:]
     # Boxes are any two diagonal corners, or centres with width and height.
-    corners = np.stack([a - b / 2, a + b / 2] if center_point_box else [np.minimum(a, b), np.maximum(a, b)])
-    corners = np.ascontiguousarray(corners.swapaxes(-1, -2))
+    low, high = (a - b / 2, a + b / 2) if center_point_box else (np.minimum(a, b), np.maximum(a, b))
+    sides = np.concatenate([low, high, (high - low).prod(axis=-1, keepdims=True)], axis=-1).swapaxes(-1, -2)
     selected: list[tuple[int, int, int]] = []
     for i in limits.rounds(scores.shape[0] * scores.shape[1]):
         n, c = divmod(i, scores.shape[1])
@@ -329,7 +347,7 @@ def non_max_suppression(
         order = np.argsort(-s, kind="stable")  # of equal scores the first box comes first
         if score_threshold is not None:
             order = order[s[order] >= score_threshold]
-        selected += [(n, c, box) for box in _survivors(corners[:, n], order, max_output_boxes_per_class, iou_threshold)]
+        selected += [(n, c, box) for box in _survivors(sides[n], order, most, iou_threshold)]
     return np.array(selected, np.int64).reshape(-1, 3)
 
 
