@@ -50,7 +50,7 @@ from ._training.loader import positive, seeded
 from ._training.profiling import profiled_step, restored
 from ._training.sources import ArgumentNames, TableBatches, length_of, one_epoch, source_of
 from ._training.state_files import read_states, write_states
-from ._training.step import Sizes, Step, has_names, opened, step_form, takes
+from ._training.step import Sizes, Step, batched, has_names, step_form
 from .device import DeviceLike, default_device, resolve
 
 __all__ = ["Callback", "FitProgress", "Model", "Step"]
@@ -424,7 +424,7 @@ class Model(Layer):
             step = self._open_step(sizes, input, kwargs)
             if step is None:
                 del self._steps[key]
-                self._steps[form, None] = []  # from now on there is a graph for each size
+                self._steps[form, None] = []  # there is a graph for each size
                 return self._graph_step(input, kwargs)
             recorded.append(step)
         if step is None:
@@ -441,15 +441,11 @@ class Model(Layer):
         return step.run(input, kwargs)
 
     def _step_key(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
-        """The form of a step, and the sizes that it has a graph for: with names for those that have differed between calls."""
+        """The form of a step, and the sizes that it has a graph for."""
         seen: dict[int, tuple[int, ...]] = {}
         form = (step_form((input, kwargs), seen), self._frozen(), tuple(self._optimizers()), self.precision)
         shapes = tuple(seen.values())
-        if self.deterministic or (form, shapes) in self._steps or (form, None) in self._steps:
-            return form, shapes
-        alike = [sizes for other, sizes in self._steps if other == form and sizes is not None]
-        named = (opened(shapes, sizes) for sizes in alike)
-        return form, next(filter(lambda sizes: takes(sizes, shapes), alike), None) or next(filter(None, named), shapes)
+        return form, shapes if (form, None) in self._steps else batched(shapes)
 
     def _open_step(self, sizes: Sizes, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
         """Record a step for several sizes; None if that is not possible."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..ir.sizes import broadcast_sizes, is_open
+from ..ir.sizes import OpenSize, broadcast_sizes, is_open
 from . import onednn as dnn
 from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
@@ -81,7 +81,11 @@ class MatrixProduct:
             b = b.view(b.shape[-2:], b.strides[-2:])
         self.a, self.b = self._operand(a), self._operand(b)
         self.fpmath = fpmath(site.options)
-        always = site.options.deterministic or dnn.library() is None or is_open((*self.shape, a.shape[-1]))
+        always = site.options.deterministic or dnn.library() is None
+        if not always and is_open((*self.shape, a.shape[-1])):
+            if site.trains:  # machine code would pack the weights in every run
+                raise OpenSize("oneDNN's products need numbers for sizes that differ between runs")
+            always = True
         few = always or self.a.shape[-2] < FEW or (self.flops <= LITTLE and not packs_products())
         self.by_code = not declined(site) and (always or (self.folded and self.b.constant and few))
         self.finiteness = FINITE if a.finiteness == b.finiteness == FINITE else NAN

@@ -122,6 +122,7 @@ class Site(ABC):
         steps: what the kernel has emitted.
         shared: what belongs to the graph and is shared by its plans: packed weights.
         is_open: whether sizes may differ between runs of the plan.
+        trains: whether the plan is of a training step, in which weights change with every run.
         checked: the values that a step has found to be finite, if the kernel is used.
         wanted: what makes the machine code that the kernel would use, by the key of the code.
         notes: for reports, of each step that follows: the primitives that are not trusted, in place of which others are used.
@@ -136,6 +137,7 @@ class Site(ABC):
     followers: Sequence[Follower]
     shared: KernelCache
     is_open = False
+    trains = False
 
     def __init__(self) -> None:
         self.steps: list[PlanStep] = []

@@ -66,31 +66,16 @@ def has_names(sizes: Sizes) -> bool:
     return any(isinstance(d, str) for shape in sizes for d in shape)
 
 
-def takes(sizes: Sizes, shapes: Sizes) -> bool:
-    """Whether a step with these sizes, of which some may be names, takes tensors of these shapes and the same ranks."""
-    named: dict[str, int | str] = {}
-    return all(
-        a == b if isinstance(a, int) else isinstance(b, int) and b >= LOWEST and named.setdefault(a, b) == b
-        for of, shape in zip(sizes, shapes, strict=True)
-        for a, b in zip(of, shape, strict=True)
-    )
-
-
-def opened(shapes: Sizes, before: Sizes) -> Sizes | None:
-    """The shapes with a name for each size that differs from the one before; None if a size is below `LOWEST`, or none differs.
+def batched(shapes: Sizes) -> Sizes:
+    """The shapes with one name for the size of the batch: the first axis of the first tensor, and of others of the same size.
 
     Args:
-        shapes: The shapes of the arguments.
-        before: Those of other arguments, of the same ranks.
+        shapes: The shapes of the arguments; a batch below `LOWEST` keeps its number.
     """
-    names: dict[tuple[int | str, int | str], str] = {}
-    made = []
-    for shape, other in zip(shapes, before, strict=True):
-        sizes: list[int | str] = []
-        for a, b in zip(shape, other, strict=True):
-            sizes.append(a if a == b else names.setdefault((a, b), f"size{len(names)}"))
-        made.append(tuple(sizes))
-    return tuple(made) if names and all(isinstance(a, int) and a >= LOWEST for a, _ in names) else None
+    batch = shapes[0][0] if shapes and shapes[0] else 0
+    if not isinstance(batch, int) or batch < LOWEST:
+        return shapes
+    return tuple(("batch", *shape[1:]) if shape[:1] == (batch,) else shape for shape in shapes)
 
 
 class Step:

@@ -153,6 +153,7 @@ class _NumberSite(Site):
         self.exact, self.site = call, site
         self.operator, self.name, self.version, self.attributes = site.operator, site.name, site.version, site.attributes
         self.outputs, self.options, self.shared, self.is_open = site.outputs, site.options, site.shared, site.is_open
+        self.trains = site.trains
         self._allocated = self._asked = 0
 
     def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, finiteness: int | None = None) -> Value:

@@ -32,6 +32,7 @@ class TraceSite(Site):
         self.options, self.shared = tracer.options, tracer.shared.kernels
         self.followers = followers
         self.is_open = tracer.space is not None and bool(tracer.space.scope.symbols)
+        self.trains = tracer.roles.is_step
         self.finite = False
         self.made: list[tuple[Value, Any, Value]] = []
 
