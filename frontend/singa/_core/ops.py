@@ -44,7 +44,10 @@ class TensorInterpreter(Interpreter[T]):
         every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
         device = _common_device(every, op_type, domain, self.opset)
         op = vocabulary(device, _trains(every))
-        raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
+        values = [_value_on(device, x) for x in inputs]
+        if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)):
+            values[1] = trace.reshaped(inputs[1], op.shape(values[0]) or ())
+        raw = arguments(op, domain, op_type, values)
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
         values = [*raw, *(_value_on(device, v) for v in captured)]

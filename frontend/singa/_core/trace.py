@@ -51,13 +51,31 @@ class OpenSize:
     def __repr__(self) -> str:
         return self.name or "?"
 
+    def __eq__(self, other: object) -> bool:
+        return (isinstance(other, OpenSize) and self.name is not None and self.name == other.name) or bool(self._refuse())
+
     def _refuse(self, *args: Any) -> Any:
         raise NotTraceable(f"the step reads a size in Python, {self!r}, that differs between its runs")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse
     __index__ = __int__ = __float__ = __neg__ = __abs__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+
+
+def reshaped(sizes: Sequence[Any], now: Sequence[Any]) -> list[Any]:
+    """Sizes for Reshape: 0 (keep) for an `OpenSize` that is at the same axis now, otherwise -1 for one of them.
+
+    Args:
+        sizes: The sizes that Python has written.
+        now: Those of the input.
+    """
+    made: list[Any] = list(sizes)
+    for i, d in enumerate(made):
+        if isinstance(d, OpenSize):
+            same = i < len(now) and d.name is not None and d.name == now[i]
+            made[i] = 0 if same else d if any(type(n) is int and n == -1 for n in made) else -1
+    return made
 
 
 class Trace:
