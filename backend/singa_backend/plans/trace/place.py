@@ -262,10 +262,11 @@ class Binder:
             unchecked.difference_update(checked)
             pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
             bound = (len(segment.flat) + len(pieces) - len(own), step, len(own))
+            moves = not all(isinstance(p, Replaced) for p in found)
             if self._numbers is not None and id(step) not in self._framed:
-                self._loose.append((-1 if found else bound[0], step, len(own), needed))
+                self._loose.append((-1 if moves else bound[0], step, len(own), needed))
             if found:
-                (updating if all(isinstance(p, Replaced) for p in found) else moving).append(bound)
+                (moving if moves else updating).append(bound)
             if step is segment.steps[-1] and at != usual:
                 pieces = [*pieces, *thread_switch(usual)]
             step.count = len(pieces)
