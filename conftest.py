@@ -6,8 +6,12 @@ It also adds the options of the acceptance table, and limits what `-m fakecuda` 
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
+
+# A thread that waits leaves its core to the other processes. OpenMP reads this when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import pytest
