@@ -45,6 +45,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one case, to be skipped with its reason, of each function that needs an absent device; the suite of ONNX has 2,033."""
+    present = {"fakecuda": config.option.markexpr == "fakecuda", "gpu": SingaBackend.supports_device("CUDA")}
+    kept: dict[str, pytest.Item] = {}
+    left = []
+    for item in items:
+        absent = any(not there and item.get_closest_marker(name) for name, there in present.items())
+        if kept.setdefault(item.nodeid.partition("[")[0] if absent else item.nodeid, item) is not item:
+            left.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept.values()
+
+
 def same(actual: Any, expected: Any, rtol: float, atol: float, where: str = "output") -> None:
     """Assert equal kind, length, dtype, shape and values: floats within tolerance, everything else exactly."""
     if isinstance(expected, (list, tuple)):
