@@ -16,14 +16,14 @@ pytestmark = [
 
 @pytest.mark.parametrize("key", KEYS, ids=name_of)
 def test_equal_bits(key: Key) -> None:
-    """Of two nodes of each type; `tox -e aarch64 -- bits` computes four."""
+    """Of two nodes of each type by threads, of the first also for AVX2; `tox -e aarch64 -- bits` computes four."""
     compiled = False
     for name, model, feeds in cases(key, 2):
         found = computed(model, feeds)
         compiled |= is_compiled(found)
         with small_parts():
             assert computed(model, feeds, 2) == found, name
-        if is_x86():
+        if is_x86() and name.endswith(" 0"):  # compiling takes nearly all the time
             with at("avx2"):
                 assert computed(model, feeds) == found, name
     assert compiled or key in VIEWS or key not in LOWERED, "no machine code"

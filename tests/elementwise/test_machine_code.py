@@ -488,6 +488,7 @@ def kernels() -> dict[str, tuple[list[Term], list[np.ndarray]]]:
 KERNELS = kernels() if not available() else {}
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("name", KERNELS)
 def test_equal_bits_with_shorter_vectors(name: str) -> None:
     """AVX2 splits the vectors; NaN equals NaN."""
@@ -498,6 +499,7 @@ def test_equal_bits_with_shorter_vectors(name: str) -> None:
         equal(other, y)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", list(KERNELS)[:4] + list(KERNELS)[-2:])
 def test_objects_of_other_processors_call_nothing(name: str, level: str) -> None:

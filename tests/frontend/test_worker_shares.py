@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,12 @@ def trained(
     return {n: np.array(t.data) for n, t in net.get_states().items()}, losses
 
 
+@cache
+def alone(graph: bool, kind: Any = Net, norm: bool = False, steps: int = 1, size: int = 4, momentum: float = 0.9) -> Any:
+    """What one process trains, with which several numbers of workers and modes are compared."""
+    return trained(None, graph, kind, norm, steps, size, momentum=momentum)
+
+
 def differ(ranks: list[Any], one: Any) -> float:
     states = max(float(np.abs(one[0][n] - r[0][n]).max()) for r in ranks for n in one[0])
     return max(states, *(float(np.abs(np.array(one[1]) - r[1]).max()) for r in ranks))
@@ -113,7 +120,7 @@ def differ(ranks: list[Any], one: Any) -> float:
 @pytest.mark.parametrize(("steps", "size"), SIZES)
 def test_unequal_parts_equal_one_process(steps: int, size: int, count: int, graph: bool) -> None:
     ranks = LocalGroup(count).run(lambda comm: trained(comm, graph, steps=steps, size=size))
-    assert differ(ranks, trained(None, graph, steps=steps, size=size)) < 1e-5
+    assert differ(ranks, alone(graph, steps=steps, size=size)) < 1e-5
 
 
 @graphs
@@ -121,7 +128,7 @@ def test_unequal_parts_equal_one_process(steps: int, size: int, count: int, grap
 def test_every_mode_weights_the_parts(mode: str, graph: bool) -> None:
     """With settings at which the modes send everything; without momentum an average of parameters is one of gradients."""
     ranks = LocalGroup(3).run(lambda comm: trained(comm, graph, steps=2, mode=mode, momentum=0.0))
-    assert differ(ranks, trained(None, graph, steps=2, momentum=0.0)) < (2e-3 if mode == "half" else 1e-5)
+    assert differ(ranks, alone(graph, steps=2, momentum=0.0)) < (2e-3 if mode == "half" else 1e-5)
 
 
 @graphs
@@ -130,7 +137,7 @@ def test_every_mode_weights_the_parts(mode: str, graph: bool) -> None:
 def test_statistics_of_all_workers_equal_one_process(steps: int, size: int, kind: Any, graph: bool) -> None:
     """The parameters, the running statistics and the losses; a worker without samples has no part in the statistics."""
     ranks = LocalGroup(3).run(lambda comm: trained(comm, graph, kind, True, steps, size))
-    assert differ(ranks, trained(None, graph, kind, True, steps, size)) < 1e-5
+    assert differ(ranks, alone(graph, kind, True, steps, size)) < 1e-5
 
 
 def test_statistics_are_those_of_each_worker_without_it() -> None:

@@ -13,6 +13,12 @@ from singa_backend.elementwise.compile import level
 from singa_backend.kernels import integer_products, quantized
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test at each level is the same in a run at a lower one."""
+    if "limited" in getattr(item, "fixturenames", ()):
+        item.add_marker("levels")
+
+
 @pytest.fixture(params=LIMITS)
 def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each level that this processor has."""

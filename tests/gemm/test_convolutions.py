@@ -121,6 +121,7 @@ def test_functions_are_exact_and_stay_in_their_arrays(
         np.testing.assert_array_equal(held["y"], exact)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("name", WEIGHT_DOTS)
 def test_every_level_has_objects(name: str) -> None:
     """They refer to nothing but themselves."""

@@ -192,6 +192,7 @@ def test_rows_of_any_magnitude(level: int, scale: float) -> None:
     assert np.abs(y - x @ weights(40, 96, given, 4, 32).T).max() <= max(0.02 * np.abs(x).max(), 1e-32) * 0.02 * 96
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("accuracy", [0, 4])
 @pytest.mark.parametrize("count", [1, 7])
 def test_processors_return_equal_bits(monkeypatch: pytest.MonkeyPatch, accuracy: int, count: int) -> None:
@@ -473,6 +474,7 @@ def test_rows_are_rounded_to_the_nearest_integers() -> None:
     np.testing.assert_array_equal(arrays["scales"], scales)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize(
     ("name", "bits", "instructions"),
     [
@@ -490,6 +492,7 @@ def test_products_of_integers_are_the_instructions_of_a_processor(name: str, bit
     assert ("zmm" in text) == (name == "vnni")
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("name", DOTS)
 def test_every_level_has_objects(name: str) -> None:
     """They refer to nothing but themselves."""

@@ -56,6 +56,7 @@ def test_functions_have_the_bits_of_the_formula(limited: str, ended: Any, kind: 
         assert not held["bad"]
 
 
+@pytest.mark.levels
 def test_every_level_has_objects() -> None:
     for name in LEVELS:
         for kind in KINDS:

@@ -101,6 +101,7 @@ def test_images_stay_in_their_arrays(limited: str, ended: Copy) -> None:
         close(z, drawn(c, seed=2) + exact[:, :, :-1] * taps[0, 0].astype(float) + exact[:, :, 1:] * taps[0, 1].astype(float))
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize(
     ("name", "instruction"),
     [("avx2", "vfmadd231ps"), ("avx512", "%zmm"), ("aarch64", "fmla"), ("macos", "fmla"), ("windows", "vfmadd231ps")],
@@ -287,6 +288,7 @@ def test_what_follows_has_the_level_of_the_run(limited: str) -> None:
     assert sum(key.endswith(f" {limited}") for key in frames._KNOWN)
 
 
+@pytest.mark.levels
 def test_deterministic_nets_have_equal_bits() -> None:
     """Of AVX2, this processor and two threads; inference by machine code only, aside from copies and maxima."""
     found = computed()

@@ -60,6 +60,7 @@ def test_functions_are_exact_and_stay_in_their_arrays(
         np.testing.assert_array_equal(held["y"], exact)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize(
     ("name", "instruction"),
     [("avx2", "vpmaddwd"), ("vnni", "vpdpbusd"), ("aarch64", "saddlp"), ("dotprod", "sdot")],
@@ -69,6 +70,7 @@ def test_products_are_the_instructions_of_a_processor(name: str, instruction: st
     assert instruction in text and ("zmm" in text) == (name == "vnni")
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("name", WEIGHT_DOTS)
 def test_every_level_has_objects(name: str) -> None:
     """They refer to nothing but themselves."""

@@ -248,6 +248,7 @@ print(t.exact, sorted({k.split()[0] for one in seen for k in one}))
 """
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize(("limit", "int8"), [("AVX2_VNNI", None), ("AVX512_CORE", False), ("AVX2", False)])
 def test_other_instruction_sets(limit: str, int8: bool | None) -> None:
     """Results are equal with every instruction set; those that saturate sums of pairs in 16 bits are not used for integers."""

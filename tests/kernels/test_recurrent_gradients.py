@@ -91,9 +91,9 @@ def test_operands(kind: str, given: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("direction", "layout"), [*product(("forward", "reverse", "bidirectional"), (0, 1))][1:])
 def test_directions_and_layouts(kind: str, direction: str, layout: int) -> None:
-    """The first direction and layout are those of `test_sizes`."""
+    """The first direction and layout are those of `test_sizes`; two directions have all sizes, in both layouts."""
     directions = 2 if direction == "bidirectional" else 1
-    for sizes in (5, 3, 7, 9), (1, 2, 4, 16), (4, 1, 6, 5):
+    for sizes in [(5, 3, 7, 9), (1, 2, 4, 16), (4, 1, 6, 5)][: 3 if directions == 2 else 1]:
         given = operands(kind, "b h c" if kind == "LSTM" else "b h", sizes, directions, layout)
         judge(kind, given, direction=direction, layout=layout)
 
