@@ -32,7 +32,7 @@ from .kernels.options import options
 from .kernels.rows import reduces
 from .kernels.table import TRAINING, gradient_kernel, gradient_kernels, kernels_of
 from .kernels.values import dense, order_of
-from .plans.planner import NOT_FINITE
+from .plans.answers import NOT_FINITE
 from .proto.values import Value as Declared
 from .session import Session
 

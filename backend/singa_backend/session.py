@@ -13,9 +13,10 @@ from .ir.graph import Graph, Node
 from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
+from .plans.answers import UseDefinitions
 from .plans.flat import NotFlat
 from .plans.open.caches import Receivers
-from .plans.planner import Planner, UseDefinitions
+from .plans.planner import Planner
 from .plans.trace import Mismatch
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer

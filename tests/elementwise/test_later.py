@@ -24,7 +24,7 @@ from singa_backend.elementwise import compile as machine
 from singa_backend.elementwise.compile import available
 from singa_backend.elementwise.later import QUEUE, Queue
 from singa_backend.kernels import frames, onednn
-from singa_backend.plans.planner import Plan
+from singa_backend.plans.plan import Plan
 
 pytestmark = [
     pytest.mark.skipif(bool(available()), reason=available()),

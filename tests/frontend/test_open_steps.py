@@ -11,7 +11,7 @@ from tests.helpers.recorded_steps import planner_of, steps_of
 
 from singa import autograd, layer, opt, tensor
 from singa._core.tensor import Tensor
-from singa._core.trace import NotTraceable, OpenSize, reshaped
+from singa._core.trace import DynamicSize, NotTraceable, reshaped
 from singa._training.step import batched
 from singa.model import Model
 from singa_backend.kernels import onednn
@@ -162,8 +162,8 @@ def test_an_argument_of_another_length_keeps_its_number() -> None:
 
 
 def test_python_can_do_little_with_a_size_that_differs() -> None:
-    n, other = OpenSize("batch"), OpenSize(None)
-    assert (n, 3) == (OpenSize("batch"), 3)
+    n, other = DynamicSize("batch"), DynamicSize(None)
+    assert (n, 3) == (DynamicSize("batch"), 3)
     assert reshaped((n, 4, 16), ("batch", 64)) == [0, 4, 16]
     assert reshaped((4, n), ("batch", 64)) == [4, -1] and reshaped((2, other), (None, 64)) == [2, -1]
     for read in (

@@ -21,7 +21,8 @@ from singa_backend.kernels import onednn
 from singa_backend.kernels.options import VARIABLE
 from singa_backend.kernels.table import gradient_kernels
 from singa_backend.plans import gradients
-from singa_backend.plans.planner import NOT_FINITE, Planner
+from singa_backend.plans.answers import NOT_FINITE
+from singa_backend.plans.planner import Planner
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 

@@ -15,7 +15,7 @@ from singa.model import Model
 from singa_backend.errors import SonnxError
 from singa_backend.kernels import onednn
 from singa_backend.kernels.table import GRADIENT, TRAINING, Options
-from singa_backend.plans.planner import NOT_FINITE
+from singa_backend.plans.answers import NOT_FINITE
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 

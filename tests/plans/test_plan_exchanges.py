@@ -16,11 +16,12 @@ from singa.model import Model
 from singa_backend import limits
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess
 from singa_backend.kernels import onednn
-from singa_backend.kernels.table import Options
-from singa_backend.plans import planner as planners
+from singa_backend.kernels.table import Invalid, Options
+from singa_backend.plans.answers import NOT_FINITE, REFUSED
 from singa_backend.plans.flat import has_kernel_only
 from singa_backend.plans.gradients import RefusedGradient
-from singa_backend.plans.planner import NOT_FINITE, REFUSED, Plan, Planner
+from singa_backend.plans.plan import Plan
+from singa_backend.plans.planner import Planner
 from singa_backend.plans.trace import Mismatch
 from singa_backend.session import NO_PLANS
 
@@ -192,7 +193,7 @@ def moved(plan: Plan, planner: Planner) -> Exception:
 
 
 def invalid(plan: Plan, planner: Planner) -> Exception:
-    return planners.Invalid("refused by the test")
+    return Invalid("refused by the test")
 
 
 @pytest.mark.parametrize("error", [refused, moved, invalid])

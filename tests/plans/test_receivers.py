@@ -187,7 +187,7 @@ class Counted:
     """The number of runs of a model, by plans and by definitions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from singa_backend.plans.planner import Plan
+        from singa_backend.plans.plan import Plan
         from singa_backend.runtime.executor import Executor
 
         self.runs = 0

@@ -13,6 +13,7 @@ from singa_backend import InvalidInput, Limits, OperatorError, ResourceExhausted
 from singa_backend import deadline as bounds
 from singa_backend.kernels.table import Invalid
 from singa_backend.plans import planner
+from singa_backend.plans.plan import Plan
 from singa_backend.plans.trace import Tracer
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
@@ -160,7 +161,7 @@ def test_a_deadline_shorter_than_the_making_of_a_plan(slow: tuple[Any, str], mon
 def test_the_time_of_a_plan_that_is_not_kept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SlowClock()
     monkeypatch.setattr(bounds, "time", clock)
-    monkeypatch.setattr(planner.Plan, "trace", clock.before(refuse, 5.0))
+    monkeypatch.setattr(Plan, "trace", clock.before(refuse, 5.0))
     rep = rep_of()
     with pytest.raises(ResourceExhausted, match="has passed") as caught:
         rep.run(feeds(2), limits=Limits(deadline=1.0))

@@ -14,8 +14,9 @@ from tests.helpers.plan_checks import drawn, model_of
 
 from singa import autograd, device, layer, model, opt, sonnx, tensor
 from singa_backend import Limits, SingaBackend, session
-from singa_backend.plans import planner as plans
-from singa_backend.plans.planner import Plan
+from singa_backend.plans import answers as plans
+from singa_backend.plans.plan import Plan
+from singa_backend.plans.planner import Planner
 from singa_backend.session import Session
 
 F = np.float32
@@ -168,8 +169,8 @@ def test_training_and_evaluating_in_turns_makes_one_plan(monkeypatch: pytest.Mon
     imported.eval()
     tx = tensor.from_numpy(X)
     made: list[Any] = []
-    start = plans.Planner.__init__
-    monkeypatch.setattr(plans.Planner, "__init__", lambda self, *a, **k: (made.append(a[0]), start(self, *a, **k))[1])
+    start = Planner.__init__
+    monkeypatch.setattr(Planner, "__init__", lambda self, *a, **k: (made.append(a[0]), start(self, *a, **k))[1])
     own = imported.imported.rep._session
     for k in range(6):
         w = imported.get_params()["w"]
@@ -203,6 +204,8 @@ def test_recorded_steps_of_ten_shapes_in_turn_keep_plans(shapes: int, makes: int
     trace = Plan.trace
     monkeypatch.setattr(Plan, "trace", lambda self, *a: traced.append(self) or trace(self, *a))
     made, _ = net()
+    own = type(made).train_one_batch  # this one depends on the size, so that there is a step for each
+    monkeypatch.setattr(type(made), "train_one_batch", lambda self, x, t: int(x.shape[0]) and own(self, x, t))
     rng = np.random.default_rng(5)
     batches = [
         (tensor.from_numpy(rng.standard_normal((n, 2, 6, 6)).astype(F)), tensor.from_numpy(np.zeros(n, np.int32)))
@@ -265,20 +268,20 @@ def test_a_plan_of_earlier_values_is_not_used_after_a_write_during_its_making(mo
     values = f"<float[3,4] a = {ZEROS}, float[3,4] b = {{1,2,3,4, 5,6,7,8, 9,1,2,3}}>"
     rep = sonnx.prepare(graph(f"g (float[2,3] x) => (float[2,4] y) {values} {{ c = Sub(a, b) y = MatMul(x, c) }}"))
     a, b = (rep.imported.parameters[n] for n in "ab")
-    start = plans.Planner.__init__
+    start = Planner.__init__
 
     def write_and_run() -> None:
         a.set_value(1.0)
         rep.run([X])
 
-    def patched(self: plans.Planner, *args: Any, **kwargs: Any) -> None:
+    def patched(self: Planner, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
-        monkeypatch.setattr(plans.Planner, "__init__", start)
+        monkeypatch.setattr(Planner, "__init__", start)
         other = threading.Thread(target=write_and_run)
         other.start()
         other.join()
 
-    monkeypatch.setattr(plans.Planner, "__init__", patched)
+    monkeypatch.setattr(Planner, "__init__", patched)
     rep.run([X])
     expected = X @ (a._data - b._data)
     for _ in range(2):
@@ -328,7 +331,7 @@ def test_every_reason_is_different() -> None:
 def test_a_plan_that_exceeds_a_limit_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     rep = SingaBackend.prepare(model_of(list(graph(MODEL).graph.node), {"x": X}, ["y"], {"w": W}))
     rep.run([X])
-    monkeypatch.setattr(plans.Planner, "fits", lambda self, plan, budget: False)
+    monkeypatch.setattr(Planner, "fits", lambda self, plan, budget: False)
     np.testing.assert_allclose(rep.run([X], limits=Limits(live_bytes=1 << 20))[0], np.tanh(X @ W), rtol=1e-5)
     assert rep._session.reason == plans.EXCEEDS
 

@@ -18,8 +18,10 @@ from ..kernels.table import Options
 from ..kernels.values import PlanStep, Value
 from ..kernels.work import Rates, flops, moved, rates
 from ..runtime.executor import Executor, Path
+from .answers import UseDefinitions
 from .contention import contention
-from .planner import Plan, Planner, UseDefinitions
+from .plan import Plan
+from .planner import Planner
 from .trace import Segment
 from .training_profile import REORDERS, GradientProfile, Part, PartProfile, Work, gradients_of, parts_of
 

@@ -36,7 +36,7 @@ class NotTraceable(SonnxError):
     default_code = "SX330"
 
 
-class OpenSize:
+class DynamicSize:
     """A size that differs between the runs of a recorded step: Python that depends on it needs a graph for each size.
 
     Args:
@@ -52,7 +52,7 @@ class OpenSize:
         return self.name or "?"
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, OpenSize) and self.name is not None and self.name == other.name) or bool(self._refuse())
+        return (isinstance(other, DynamicSize) and self.name is not None and self.name == other.name) or bool(self._refuse())
 
     def _refuse(self, *args: Any) -> Any:
         raise NotTraceable(f"the step reads a size in Python, {self!r}, that differs between its runs")
@@ -64,18 +64,18 @@ class OpenSize:
 
 
 def reshaped(sizes: Sequence[Any], now: Sequence[Any]) -> list[Any]:
-    """Sizes for Reshape: 0 (keep) for an `OpenSize` that is at the same axis now, otherwise -1 for one of them.
+    """Sizes for Reshape: 0 (keep) for an `DynamicSize` that is at the same axis now, otherwise -1 for one of them.
 
     Args:
         sizes: The sizes that Python has written.
         now: Those of the input.
     """
-    made: list[Any] = list(sizes)
-    for i, d in enumerate(made):
-        if isinstance(d, OpenSize):
+    target: list[Any] = list(sizes)
+    for i, d in enumerate(target):
+        if isinstance(d, DynamicSize):
             same = i < len(now) and d.name is not None and d.name == now[i]
-            made[i] = 0 if same else d if any(type(n) is int and n == -1 for n in made) else -1
-    return made
+            target[i] = 0 if same else d if any(type(n) is int and n == -1 for n in target) else -1
+    return target
 
 
 class Trace:
@@ -130,7 +130,7 @@ class Trace:
         """
         if sizes is None and self.is_open:
             raise NotTraceable("the step reads the shape of a tensor in Python, whose rank is not known")
-        return tuple(d if isinstance(d, int) or not self.is_open else OpenSize(d) for d in sizes or ())
+        return tuple(d if isinstance(d, int) or not self.is_open else DynamicSize(d) for d in sizes or ())
 
     def begin_backward(self) -> None:
         """Note that the backward pass begins here, unless it began before."""
