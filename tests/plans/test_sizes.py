@@ -15,6 +15,7 @@ from singa_backend.errors import InvalidInput, ResourceExhausted
 from singa_backend.ir.sizes import (
     Formulas,
     OpenSize,
+    Scope,
     Size,
     SizeSpace,
     at_least_zero,
@@ -388,3 +389,88 @@ def test_a_profile_reports_the_present_sizes() -> None:
         x = np.ones((2, s, 8), np.float32)
         found = rep.profile([x], runs=1)
         assert any(f", {s}, 8]" in i for step in found.steps for i in step.inputs)
+
+
+# --- sizes that data decide
+
+
+def test_what_a_cache_holds_for_sizes_belongs_to_one_scope() -> None:
+    """A decision of one segment is an assumption that another one does not test."""
+    space, (n, m) = space_of(n=5, m=5)
+    first = space.scope
+    held = {(n, m): n == m}
+    space.enter(Scope(space, first))
+    assert (n, m) not in held and n == m and len(space.scope.guards) == 1
+    space.enter(first)
+    assert (n, m) in held and len(first.guards) == 1
+
+
+def test_only_what_a_segment_assumes_is_tested_for_it() -> None:
+    space, (n,) = space_of(n=9)
+    first = space.scope
+    space.enter(Scope(space, first))
+    assert n > 8 and n // 2 == 4
+    second = space.scope
+    space.enter(Scope(space, first))
+    assert n > 3
+    for scope in (first, second, space.scope):
+        scope.seal()
+    space.seal()
+    space.set([5])
+    assert first.failing() is None and space.scope.failing() is None and second.failing() is not None
+    assert not space.found  # they are pins of the first segment only
+
+
+CHOSEN = """g (float[{0}, {1}] x) => (float[n, m] y, int64[r] s) <int64[1] axis = {{1}}, float[1, 4] w = {{1, 2, 3, 4}}> {{
+    p = NonZero(x)
+    t = Transpose<perm = [1, 0]>(p)
+    v = GatherND(x, t)
+    e = Exp(v)
+    u = Unsqueeze(e, axis)
+    q = MatMul(u, w)
+    y = Softmax(q)
+    s = Shape(p)
+}}"""
+
+
+@pytest.mark.parametrize("shape", [("4", "6"), ("a", "b"), ("a", "6")])
+def test_results_of_any_length_have_one_continuation(shape: tuple[str, str]) -> None:
+    """What follows a NonZero is traced for no, one and several places, also if the sizes of the input are fixed."""
+    rep, definitions = rep_of(CHOSEN.format(*shape)), rep_of(CHOSEN.format(*shape), optimize=0)
+    draw = np.random.default_rng(1)
+    for _ in range(40):
+        sizes = [int(d) if d.isdigit() else int(draw.integers(2, 9)) for d in shape]
+        x = (draw.standard_normal(sizes) * (draw.random(sizes) < draw.random())).astype(np.float32)
+        for found, expected in zip(rep.run([x]), definitions.run([x]), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-30)
+    (plan,) = planner_of(rep).plans.values()
+    assert sum(len(several) for several in plan.first.next.values()) <= 3
+
+
+def test_a_limit_holds_for_what_follows_a_length_that_data_decide() -> None:
+    rep = rep_of(CHOSEN.format("4", "6"))
+    few, many = np.zeros((2, 4, 6), np.float32)
+    few[0, :3], many[:] = 1, 1
+    for _ in range(3):
+        rep.run([few])
+        rep.run([many])
+    for _ in range(2):
+        assert rep.run([few], limits=Limits(tensor_bytes=300))[0].shape == (3, 4)
+        with pytest.raises(ResourceExhausted):
+            rep.run([many], limits=Limits(tensor_bytes=300))
+
+
+def test_what_follows_a_length_that_data_decide_may_need_numbers() -> None:
+    """A kernel without sizes by name computes it for each length."""
+    text = """g (float[n] x) => (float[1, 1, m] y) <int64[3] target = {1, 1, -1}, float[3] scales = {1, 1, 1.5}> {
+        p = NonZero(x)
+        f = Cast<to = 1>(p)
+        t = Reshape(f, target)
+        y = Resize<mode = "cubic">(t, , scales)
+    }"""
+    rep, definitions = rep_of(text), rep_of(text, optimize=0)
+    draw = np.random.default_rng(2)
+    for n in (9, 12, 9, 30, 7, 30, 12, 9):
+        x = draw.integers(0, 2, n).astype(np.float32)
+        x[:2] = 1
+        np.testing.assert_allclose(rep.run([x])[0], definitions.run([x])[0], rtol=1e-4, atol=1e-4)
