@@ -45,7 +45,7 @@ class Placer(Opener):
         binder = Binder(
             segment, self.options, self.facts, space, self.entries if whole else None, self.buffers, self.named,
             self.replaced if self.updates is not None else {}, self.updates, self.needs_finite, held, self.begins,
-            self.exact,
+            self.exact, [e for e in (*self.entries, *self.env.values()) if isinstance(e, Value)],
         )  # fmt: skip
         with self.settling():
             most, passed = binder.bind(moves=True)
@@ -87,6 +87,7 @@ class Binder:
         held: tuple[ZeroCopy, ...] | None,
         begins: bool,
         exact: Sequence[ExactCall],
+        live: Sequence[Value],
     ) -> None:
         self._segment, self._options, self._facts, self._space = segment, options, facts, space
         self._entries, self._named, self._replaced = entries, named, replaced
@@ -99,16 +100,17 @@ class Binder:
         self._loose: list[tuple[int, PlanStep, int, int]] = []
         self._table: FrameTable | None = None
         self._slots = None if space is None else arenas.slots(self._own)
-        self._numbers = None if space is None else self._formulas(space, begins)
+        self._numbers = None if space is None else self._formulas(space, begins, live)
         self.placed: list[Buffer] = []
         self.seconds = 0.0
 
-    def _formulas(self, space: SizeSpace, begins: bool) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    def _formulas(self, space: SizeSpace, begins: bool, live: Sequence[Value]) -> Callable[[Sequence[int]], tuple[int, ...]]:
         """The function that returns what the frames need, the places of the buffers, and the bytes of the arena.
 
         Args:
             space: the sizes.
             begins: whether the segment is the first of its plan: steps of others use buffers of those before.
+            live: the inputs, and what following segments may use.
         """
         formulas = Formulas(space)
         steps = [(s, s.bind) for s in self._segment.steps if begins and isinstance(s.bind, FrameStep)]
@@ -117,13 +119,12 @@ class Binder:
         table = self._table = FrameTable([*(bind for _, bind in steps), *repeated], places, self._candidates, formulas)
         framed = {id(s) for s, _ in steps}
         seen = [v for s in self._segment.steps if id(s) not in framed for v in (*s.reads, *s.writes)]
-        seen += [e for e in (*(self._entries or ()), *self._segment.outputs) if isinstance(e, Value)]
+        seen += [e for e in self._segment.outputs if isinstance(e, Value)]
         scratch = [s.scratch for s in self._segment.steps if id(s) not in framed and s.scratch is not None]
         scratch += [b for call in self._exact for b in call.buffers]
         self._framed = framed
-        if self._entries is not None:  # otherwise further segments use the others too
-            known = {id(b) for b in (*(v.buffer for v in seen), *scratch)}
-            self._seen = [i for i, b in enumerate(self._own) if id(b) in known and id(b) not in self._candidates]
+        known = {id(b) for b in (*(v.buffer for v in (*seen, *live)), *scratch)}
+        self._seen = [i for i, b in enumerate(self._own) if id(b) in known and id(b) not in self._candidates]
         assert self._slots is not None
         sizes: list[list[str]] = [[] for _ in range(self._slots.count)]
         for b, slot in zip(self._own, self._slots.slot, strict=True):
