@@ -99,7 +99,7 @@ class Machine:
         except RuntimeError as error:
             raise NotCompiled(f"the text is not valid: {error}") from error
         module.triple, module.data_layout = self.target.triple, str(self.target.target_data)
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
         options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
         builder = llvm.create_pass_builder(self.target, options)
         builder.getModulePassManager().run(module, builder)

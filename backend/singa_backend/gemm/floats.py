@@ -179,12 +179,16 @@ class _UnitText:
         """Write the addresses of the rows of A to memory."""
         k, a = self.k, self.a
 
-        def row(r: str) -> None:
-            outer, inner = k.divided(r, a["row2"])
-            places = *k.divided(outer, a["row1"]), inner
-            k.emit(f"store ptr {self._moved(x, places, 'x_row')}, ptr {k.at(self.x, k.times(k.minus(r, self.first), 8))}")
+        def line(number: str, first: str, end: str) -> None:
+            start = self._moved(x, k.divided(number, a["row1"]), "x_row")
 
-        k.loop(self.end, 1, row, self.first)
+            def row(r: str) -> None:
+                place = k.at(start, k.times(k.minus(r, k.times(number, a["row2"])), a["x_row2"]))
+                k.emit(f"store ptr {place}, ptr {k.at(self.x, k.times(k.minus(r, self.first), 8))}")
+
+            k.loop(end, 1, row, first)
+
+        k.by_line(self.first, self.end, a["row2"], line)
 
     def tile(self, number: str) -> _TileText:
         """A tile of the unit; what is beyond the last column is in temporary memory."""
@@ -296,8 +300,8 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap
     unrolled = max(u for u in (1, 2, 4) if u == 1 or u * count * len(tiles) <= UNROLLED)
     whole = k.minus(stop, k.raw(f"and i64 {k.minus(stop, depth)}, {unrolled - 1}"))
 
-    def add(t: str) -> None:
-        moved = k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))
+    def add(t: str, before: str, start: str) -> None:
+        moved = k.plus(start, k.times(k.minus(t, before), a["x_tap1"]))
         lines = [k.at(x, moved) for x in xs]
         weights = [k.at(v.w, k.times(k.times(t, a["depth"]), VECTOR)) for v in tiles]
 
@@ -315,7 +319,11 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap
         if unrolled > 1:
             k.loop(stop, 1, partial(step, several=1), whole)
 
-    k.loop(k.least(k.plus(tap, a["tap_block"]), a["taps"]), 1, add, tap)
+    def line(number: str, first: str, end: str) -> None:
+        before, start = k.times(number, a["tap1"]), k.times(number, a["x_tap0"])
+        k.loop(end, 1, partial(add, before=before, start=start), first)
+
+    k.by_line(tap, k.least(k.plus(tap, a["tap_block"]), a["taps"]), a["tap1"], line)
     for line, into in zip(ys, sums, strict=True):
         for y, s in zip(line, into, strict=True):
             before = k.of("float", k.raw(f"select i1 {begins}, ptr {unit.nothing}, ptr {y}"), 4)

@@ -91,6 +91,26 @@ class Code(Builder):
         outer, rest = self.divided(number, inner)
         return self.plus(self.times(outer, steps[0]), self.times(rest, steps[1]))
 
+    def by_line(self, first: str, end: str, inner: str, body: Callable[[str, str, str], None]) -> None:
+        """Run a body for each place of an outer axis: with it, the first of the numbers that belong to it, and the end of them.
+
+        Args:
+            first: the first number of all.
+            end: the number after the last one.
+            inner: the size of the inner axis.
+            body: writes the computation.
+        """
+
+        def line(i: str) -> None:
+            start = self.times(i, inner)
+            body(i, self.most(first, start), self.least(end, self.plus(start, inner)))
+
+        self.loop(self.divided(self.minus(self.plus(end, inner), 1), inner)[0], 1, line, self.divided(first, inner)[0])
+
+    def most(self, a: str, b: str | int) -> str:
+        """The higher of two numbers."""
+        return self.raw(f"select i1 {self.raw(f'icmp sgt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
     def least(self, a: str, b: str | int) -> str:
         """The lower of two numbers."""
         return self.raw(f"select i1 {self.raw(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")

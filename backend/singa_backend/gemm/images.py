@@ -138,12 +138,15 @@ def _pixels(
     places = [k.at(x, k.times(k.plus(p, j), a["x_pixel"])) for j in range(several)]
     sums = [k.kept(bias) for _ in places]
 
-    def add(t: str) -> None:
-        moved = k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))
-        added = tap(k, a, c, t, mask)
-        for place, s in zip(places, sums, strict=True):
-            k.put(added(k.load(k.at(place, moved), F32, mask), k.get(s, "float")), s)
+    def line(outer: str, first: str, end: str) -> None:
+        def add(t: str) -> None:
+            moved = k.plus(k.times(outer, a["x_tap0"]), k.times(k.minus(t, first), a["x_tap1"]))
+            added = tap(k, a, c, t, mask)
+            for place, s in zip(places, sums, strict=True):
+                k.put(added(k.load(k.at(place, moved), F32, mask), k.get(s, "float")), s)
 
-    k.loop(a["taps"], 1, add)
+        k.loop(end, 1, add, first)
+
+    k.by_line("0", a["taps"], a["tap1"], line)
     for j, s in enumerate(sums):
         k.store(k.get(s, "float"), k.at(y, k.times(k.plus(p, j), a["y_pixel"])), F32, mask)
