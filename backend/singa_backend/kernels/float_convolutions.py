@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..gemm.images import depthwise, margins, maxima
+from ..gemm.copies import margins
+from ..gemm.images import depthwise, maxima
 from ..ir.sizes import at_least_zero, is_open
 from ..ir.versioned import versioned
 from ..ir.windows import Windows
@@ -54,17 +55,17 @@ def with_margins(
         spread: the distance of the pixels.
         around: takes the place of zeros.
     """
-    x = flat(channels_last(site, x))
-    (n, c, h, w), (image, _, row, pixel) = x.shape, x.strides
-    if not any((*begins, *ends)) and spread == (1, 1):
+    x = flat(x)
+    (n, c, h, w), (image, channel, row, pixel), last = x.shape, x.strides, x.channels_last
+    if last and not any((*begins, *ends)) and spread == (1, 1):
         return Image(x, image, row, pixel)
     high, wide = ((d - 1) * s + 1 + b + e for d, s, b, e in zip((h, w), spread, begins, ends, strict=True))
     y = site.new((n, c, high, wide), F32, last_order(4), x.finiteness)
-    plain = spread[1] == 1 and pixel == c * F32.itemsize
+    plain = last and spread[1] == 1
     sizes = {
         "rows": n * high, "height": high, "top": begins[0], "within": h, "every": spread[0], "left": begins[1] * c,
         "count": 1 if plain else w, "width": w * c if plain else c, "gap": (spread[1] - 1) * c, "right": ends[1] * c,
-        "x_image": image, "x_row": row, "x_pixel": pixel,
+        "x_image": image, "x_row": row, "x_pixel": pixel, "x_width": F32.itemsize if plain else channel,
     }  # fmt: skip
     emit_product(site, margins(around), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
     return Image(y, high * wide * c * F32.itemsize, wide * c * F32.itemsize, c * F32.itemsize)

@@ -14,6 +14,7 @@ from ..dtypes import numpy_dtype
 from ..ir.sizes import at_least_zero, broadcast_sizes, is_open, now, settled, typical
 from ..ir.slices import slice_of
 from ..proto.tensor_data import check_of
+from .copies import copied
 from .elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, compute, number, order_of
 from .table import Invalid, Site, kernel, worst
 from .values import ANY, FINITE, NAN, Bound, LazyBuffer, Value, strides_of
@@ -404,7 +405,9 @@ def concat(site: Site, *values: Value) -> Value:
         if v.size:
             parts.append((y.view(v.shape, y.strides, start * y.strides[axis]), v))
         start += v.shape[axis]
-    site.emit(lambda: [put(part.array, v.array) for part, v in parts], reads=values, writes=(y,), kernel="numpy.copy")
+    rest = [(part, v) for part, v in parts if not copied(site, v, part)]
+    if rest:
+        site.emit(lambda: [put(part.array, v.array) for part, v in rest], reads=values, writes=(y,), kernel="numpy.copy")
     return y
 
 
