@@ -97,7 +97,7 @@ def test_images_stay_in_their_arrays(limited: str, ended: Copy) -> None:
         taps = drawn(1, 2, c, seed=1)
         z = ended(np.zeros((2, high, wide - 1, c), F))
         sizes = {
-            "rows": 2 * high, "row1": high, "count": wide - 1, "channels": c, "taps": 2, "tap1": 2, "x_row0": exact.strides[0],
+            "rows": 2 * high, "row1": high, "count": wide - 1, "channels": c, "tap0": 1, "tap1": 2, "x_row0": exact.strides[0],
             "x_row1": exact.strides[1], "x_pixel": exact.strides[2], "x_tap0": 0, "x_tap1": exact.strides[2],
             "y_row": z.strides[1], "y_pixel": z.strides[2],
         }  # fmt: skip

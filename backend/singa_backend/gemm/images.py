@@ -21,12 +21,13 @@ PIXELS = 4
 
 DEPTHWISE = FrameLayout(
     (
-        "rows", "row1", "count", "channels", "taps", "tap1", "x_row0", "x_row1", "x_pixel", "x_tap0", "x_tap1",
+        "rows", "row1", "count", "channels", "tap0", "tap1", "x_row0", "x_row1", "x_pixel", "x_tap0", "x_tap1",
         "y_row", "y_pixel",
     ),
     ("x", "w", "bias", "y"),
 )  # fmt: skip
-"""Rows of the result, and the size of the inner of their two axes; the pixels of a row, channels, taps, and steps in bytes.
+"""Rows of the result, and the size of the inner of their two axes; the pixels of a row, channels, the sizes of
+the two axes of taps, and steps in bytes.
 
 `w` has for each tap a number for each channel, `bias` one.
 """
@@ -86,15 +87,12 @@ def _pixels(
     places = [k.at(x, k.times(k.plus(p, j), a["x_pixel"])) for j in range(several)]
     sums = [k.kept(bias) for _ in places]
 
-    def line(outer: str, first: str, end: str) -> None:
-        def add(t: str) -> None:
-            moved = k.plus(k.times(outer, a["x_tap0"]), k.times(k.minus(t, first), a["x_tap1"]))
-            added = tap(k, a, c, t, mask)
-            for place, s in zip(places, sums, strict=True):
-                k.put(added(k.load(k.at(place, moved), F32, mask), k.get(s, "float")), s)
+    def add(outer: str, inner: str) -> None:
+        moved = k.plus(k.times(outer, a["x_tap0"]), k.times(inner, a["x_tap1"]))
+        added = tap(k, a, c, k.plus(k.times(outer, a["tap1"]), inner), mask)
+        for place, s in zip(places, sums, strict=True):
+            k.put(added(k.load(k.at(place, moved), F32, mask), k.get(s, "float")), s)
 
-        k.loop(end, 1, add, first)
-
-    k.by_line("0", a["taps"], a["tap1"], line)
+    k.loop(a["tap0"], 1, lambda outer: k.loop(a["tap1"], 1, partial(add, outer)))
     for j, s in enumerate(sums):
         k.store(k.get(s, "float"), k.at(y, k.times(k.plus(p, j), a["y_pixel"])), F32, mask)
