@@ -23,16 +23,17 @@ def copies() -> FrameFunction:
 
     def row(k: Code, a: dict[str, str], r: str) -> None:
         x, y = (k.at(a[v], k.moved(r, a["row1"], (a[f"{v}_row0"], a[f"{v}_row1"]))) for v in "xy")
-        _places(k, x, y, a["count"], (a["x_count"], a["y_count"]), a["width"], a["x_width"])
+        _places(k, (x, y), a["count"], (a["x_count"], a["y_count"]), a["width"], a["x_width"])
 
     return FrameFunction("copies", COPY, lambda name: module(name, COPY, lambda k, a: a["rows"], row))
 
 
-def _places(k: Code, x: str, y: str, count: str, steps: tuple[str, str], width: str, step: str) -> None:
-    """Copy places, whose elements are `step` bytes apart in x: one after the other if that is an element, otherwise 16 at a time."""
+def _places(k: Code, pointers: tuple[str, str], count: str, steps: tuple[str, str], width: str, step: str) -> None:
+    """Copy places, whose elements are `step` bytes apart in x: one by one if these are adjacent, otherwise 16 at a time."""
 
     def start(p: str) -> tuple[str, str]:
-        return k.at(x, k.times(p, steps[0])), k.at(y, k.times(p, steps[1]))
+        x, y = (k.at(pointer, k.times(p, by)) for pointer, by in zip(pointers, steps, strict=True))
+        return x, y
 
     def place(p: str) -> None:
         source, into = start(p)
@@ -63,12 +64,15 @@ def _places(k: Code, x: str, y: str, count: str, steps: tuple[str, str], width: 
 
 
 MARGINS = FrameLayout(
-    ("rows", "height", "top", "within", "every", "left", "count", "width", "gap", "right", "x_image", "x_row", "x_pixel", "x_width"),
+    (
+        "rows", "height", "top", "within", "every", "left", "count", "width", "gap", "right", "x_image", "x_row", "x_pixel",
+        "x_width",
+    ),
     ("x", "y"),
-)
+)  # fmt: skip
 """`y` has images of `height` rows.  From row `top` on, each row after `every` other ones is one of the `within` rows of an image
-of `x`: `left` zeros, `count` pixels of `width` floats, which are `x_width` bytes apart in `x`, with `gap` zeros between pixels, and
-`right` zeros.  Others are zero."""
+of `x`: `left` zeros, `count` pixels of `width` floats, which are `x_width` bytes apart in `x`, with `gap` zeros between pixels,
+and `right` zeros.  Others are zero."""
 
 
 def margins(around: float = 0.0) -> FrameFunction:
@@ -99,7 +103,7 @@ def _padded_row(around: float, k: Code, a: dict[str, str], r: str) -> None:
     with k.when(inside):
         fill("0", a["left"])
         pitch = k.times(k.plus(a["width"], a["gap"]), F32.itemsize)
-        _places(k, x, float_at(k, y, a["left"]), a["count"], (a["x_pixel"], pitch), a["width"], a["x_width"])
+        _places(k, (x, float_at(k, y, a["left"])), a["count"], (a["x_pixel"], pitch), a["width"], a["x_width"])
         with k.when(k.raw(f"icmp ne i64 {a['gap']}, 0")):
             k.loop(k.minus(a["count"], 1), 1, between)
         fill(k.minus(wide, a["right"]), a["right"])

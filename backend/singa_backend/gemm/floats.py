@@ -339,12 +339,12 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, cha
         if unrolled > 1:
             k.loop(stop, 1, partial(step, several=1), whole)
 
-    def line(number: str) -> Callable[[str, str], None]:
+    def along(number: str) -> Callable[[str, str], None]:
         start = k.times(number, a["x_tap0"])
         return lambda t, i: add(t, k.plus(start, k.times(i, a["x_tap1"])))
 
     if count > FEW:
-        chain.lines.loop(line)
+        chain.lines.loop(along)
     else:
         k.loop(chain.end, 1, lambda t: add(t, k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))), chain.tap)
     for line, into in zip(ys, sums, strict=True):

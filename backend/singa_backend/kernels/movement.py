@@ -402,12 +402,12 @@ def concat(site: Site, *values: Value) -> Value:
     y = site.new(shape, first.dtype, order_of(max(values, key=lambda v: typical(v.size))), worst(*values))
     parts, start = [], 0
     for v in values:
-        if v.size:
-            parts.append((y.view(v.shape, y.strides, start * y.strides[axis]), v))
+        part = y.view(v.shape, y.strides, start * y.strides[axis])
+        if v.size and not copied(site, v, part):
+            parts.append((part, v))
         start += v.shape[axis]
-    rest = [(part, v) for part, v in parts if not copied(site, v, part)]
-    if rest:
-        site.emit(lambda: [put(part.array, v.array) for part, v in rest], reads=values, writes=(y,), kernel="numpy.copy")
+    if parts or not y.size:
+        site.emit(lambda: [put(part.array, v.array) for part, v in parts], reads=values, writes=(y,), kernel="numpy.copy")
     return y
 
 
