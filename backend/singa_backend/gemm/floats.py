@@ -20,7 +20,7 @@ import numpy as np
 
 from ..elementwise.builder import LANES
 from ..elementwise.machine_code import AXES, FIELDS
-from .frame import Code, FrameFunction, FrameLayout, Lines, module
+from .frame import Code, FrameFunction, FrameLayout, LinesText, module
 from .tiles import HEIGHT, parts, units
 
 BLOCK = 512
@@ -191,7 +191,7 @@ class _UnitText:
 
             return row
 
-        Lines(k, self.first, self.end, a["row2"]).loop(line)
+        LinesText(k, self.first, self.end, a["row2"]).loop(line)
 
     def tile(self, number: str) -> _TileText:
         """A tile of the unit; what is beyond the last column is in temporary memory."""
@@ -280,7 +280,7 @@ class _ChainText:
     def __init__(self, k: Code, a: dict[str, str], tap: str, depth: str) -> None:
         self.tap, self.end = tap, k.least(k.plus(tap, a["tap_block"]), a["taps"])
         self.depth, self.stop = depth, k.least(k.plus(depth, a["depth_block"]), a["depth"])
-        self.lines = Lines(k, tap, self.end, a["tap1"])
+        self.lines = LinesText(k, tap, self.end, a["tap1"])
         self.begins = k.raw(f"icmp eq i64 {k.plus(k.plus(tap, depth), a['adds'])}, 0")
 
 

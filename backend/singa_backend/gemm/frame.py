@@ -152,7 +152,7 @@ class Code(Builder):
         self.lines.append(f"{label}e:")
 
 
-class Lines:
+class LinesText:
     """Numbers along two axes, of which the inner one has a size: they are walked without a division for each.
 
     Args:
