@@ -20,8 +20,9 @@ from tests.helpers.plan_checks import kernels_used
 
 from singa_backend import SingaBackend
 from singa_backend.elementwise.compile import available, level
+from singa_backend.gemm.copies import COPY, MARGINS, copies, margins
 from singa_backend.gemm.floats import PACKED, PRODUCTS, FloatsKind, floats, packing
-from singa_backend.gemm.images import DEPTHWISE, MARGINS, depthwise, margins
+from singa_backend.gemm.images import DEPTHWISE, depthwise
 from singa_backend.gemm.repeat import repeat
 from singa_backend.gemm.tiles import HEIGHT
 from singa_backend.kernels import float_products, frames, machine_steps
@@ -77,28 +78,49 @@ def test_products_stay_in_their_arrays(limited: str, ended: Copy, threads: int) 
 
 
 def test_images_stay_in_their_arrays(limited: str, ended: Copy) -> None:
-    for c, h, w, every, gap in (3, 5, 4, 1, 0), (17, 2, 3, 2, 1), (1, 1, 1, 3, 2):
+    for c, h, w, every, gap in (3, 5, 4, 1, 0), (17, 2, 3, 2, 1), (1, 1, 1, 3, 2), (3, 2, 37, 1, 0):
         x = drawn(2, h, w, c)
         high, wide = (h - 1) * every + 1 + 3, (w - 1) * (gap + 1) + 1 + 4
         y, exact = ended(drawn(2, high, wide, c)), np.zeros((2, high, wide, c), F)
         exact[:, 1 : high - 2 : every, 3 : wide - 1 : gap + 1] = x
-        sizes = {
-            "rows": 2 * high, "height": high, "top": 1, "within": h, "every": every, "left": 3 * c, "count": w, "width": c,
-            "gap": gap * c, "right": c, "x_image": x.strides[0], "x_row": x.strides[1], "x_pixel": x.strides[2],
-        }  # fmt: skip
-        assert set(sizes) == set(MARGINS.numbers)
-        Frame(margins(), sizes, {"x": ended(x), "y": y}, 1)()
-        assert (y == exact).all()
+        for planes in (False, True):
+            held = ended(np.moveaxis(x, 3, 1)) if planes else ended(x)
+            image, row, pixel, channel = (np.moveaxis(held, 1, 3) if planes else held).strides
+            sizes = {
+                "rows": 2 * high, "height": high, "top": 1, "within": h, "every": every, "left": 3 * c, "count": w, "width": c,
+                "gap": gap * c, "right": c, "x_image": image, "x_row": row, "x_pixel": pixel, "x_width": channel,
+            }  # fmt: skip
+            assert set(sizes) == set(MARGINS.numbers)
+            y[...] = -1
+            Frame(margins(), sizes, {"x": held, "y": y}, 1)()
+            assert (y == exact).all()
         taps = drawn(1, 2, c, seed=1)
         z = ended(np.zeros((2, high, wide - 1, c), F))
         sizes = {
-            "rows": 2 * high, "row1": high, "count": wide - 1, "channels": c, "taps": 2, "tap1": 2, "x_row0": exact.strides[0],
+            "rows": 2 * high, "row1": high, "count": wide - 1, "channels": c, "tap0": 1, "tap1": 2, "x_row0": exact.strides[0],
             "x_row1": exact.strides[1], "x_pixel": exact.strides[2], "x_tap0": 0, "x_tap1": exact.strides[2],
             "y_row": z.strides[1], "y_pixel": z.strides[2],
         }  # fmt: skip
         assert set(sizes) == set(DEPTHWISE.numbers)
         Frame(depthwise(), sizes, {"x": ended(exact), "w": ended(taps), "bias": ended(drawn(c, seed=2)), "y": z}, 1)()
         close(z, drawn(c, seed=2) + exact[:, :, :-1] * taps[0, 0].astype(float) + exact[:, :, 1:] * taps[0, 1].astype(float))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2), (3, 0, 1, 2), (2, 3, 1, 0)])
+def test_copies_stay_in_their_arrays(limited: str, ended: Copy, order: tuple[int, ...]) -> None:
+    """Of all orders in memory, and repeated."""
+    for shape in (1, 1, 1, 1), (2, 3, 16, 3), (3, 2, 37, 17):
+        held = ended(drawn(*(shape[i] for i in order)))
+        for x in held.transpose(np.argsort(order)), np.broadcast_to(held[:1, :1, :1, :1], shape):
+            y = ended(np.zeros(shape, F))
+            sizes = {
+                "rows": shape[0] * shape[1], "row1": shape[1], "count": shape[2], "width": shape[3], "x_row0": x.strides[0],
+                "x_row1": x.strides[1], "x_count": x.strides[2], "x_width": x.strides[3], "y_row0": y.strides[0],
+                "y_row1": y.strides[1], "y_count": y.strides[2],
+            }  # fmt: skip
+            assert set(sizes) == set(COPY.numbers)
+            Frame(copies(), sizes, {"x": held, "y": y}, 1)()
+            assert (y == x).all()
 
 
 @pytest.mark.levels
@@ -108,7 +130,7 @@ def test_images_stay_in_their_arrays(limited: str, ended: Copy) -> None:
 )
 def test_instructions(name: str, instruction: str) -> None:
     """No function calls another one, aside from the one of Windows that touches the pages of a large frame."""
-    for function in floats(FloatsKind(name == "avx512")), packing(True), margins(), depthwise(), repeat():
+    for function in floats(FloatsKind(name == "avx512")), packing(True), copies(), margins(), depthwise(), repeat():
         text = assembly(function, name)
         assert "@PLT" not in text and not re.search(r"\b(callq?|bl)\s+_?(mem|str|fma)", text)
         if function.what.startswith(("floats", "depthwise")):
@@ -294,7 +316,7 @@ def test_deterministic_nets_have_equal_bits() -> None:
     found = computed()
     for name in NETS:
         others = [s for s in found[name]["steps"] if not s.startswith("machine.")]
-        assert all(s.split()[0] in ("reorder", "pooling") or s.startswith(("numpy.copyto", "numpy.fill")) for s in others), others
+        assert all(s.split()[0] in ("reorder", "pooling") or s.startswith("numpy.copyto") for s in others), others
         assert inference(name, 2)["digest"] == found[name]["digest"]
     if level() in ("avx512", "vnni"):
         environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tests.helpers import open_models, open_nodes
 
 from singa_backend import Limits, SingaBackend
+from singa_backend.elementwise.compile import available
 from singa_backend.errors import InvalidInput, ResourceExhausted
 from singa_backend.ir.sizes import (
     Formulas,
@@ -381,6 +382,27 @@ def test_primitives_of_several_threads_and_of_one() -> None:
 def test_drawn_models_on_two_threads(seed: int) -> None:
     """Also by default, where a run may continue on one thread while other programs use the cores."""
     assert not open_models.difference(open_models.drawn_model(2000 + seed), 2000 + seed, threads=2 if seed % 2 else None)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "align_corners"])
+def test_nearest_places_of_changing_sizes(coordinates: str, rounding: str) -> None:
+    """Places that are repeated equally are copied by machine code, others are taken by their numbers."""
+    resize = f'coordinate_transformation_mode = "{coordinates}", nearest_mode = "{rounding}", mode = "nearest"'
+    text = f"""g (float[1, 3, h, w] x) => (float[n, c, a, b] y)
+        <float[4] scales = {{1.0, 1.0, 3.0, 3.0}}>
+        {{ u = Relu(x) r = Resize <{resize}> (u, , scales) y = Concat <axis = 1> (r, r) }}"""
+    rep, definitions = rep_of(text, threads=1), rep_of(text, optimize=0)
+    draw = np.random.default_rng(0)
+    for h, w in (4, 5), (2, 19), (9, 3):
+        x = draw.standard_normal((1, 3, h, w)).astype(np.float32)
+        for found, expected in zip(rep.run([x]), definitions.run([x]), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    (plan,) = planner_of(rep).plans.values()
+    kernels = [s.kernel for s in plan.first.steps]
+    repeated = {"asymmetric": rounding == "floor", "half_pixel": rounding.startswith("round")}.get(coordinates, False)
+    assert available() or kernels.count("numpy.take") == 2 * (not repeated)
+    assert "numpy.copy" not in kernels or available()
 
 
 def test_a_profile_reports_the_present_sizes() -> None:

@@ -31,6 +31,12 @@ from .load import HERE, NotLoaded, load, refusal, undefined
 if TYPE_CHECKING:
     from types import ModuleType
 
+PASSES = ("sroa", "instruction_combine", "simplify_cfg", "loop_rotate", "instruction_combine")
+"""LLVM's passes for a text of more than `LONG` lines, for which all of its own take several times as long and gain nothing."""
+
+LONG = 1000
+"""The lines of a text that has its loops and vectors as code is to have them."""
+
 VARIABLE = "SONNX_MACHINE_CODE"
 """The environment variable: `off` for no machine code, `wait` to compile what is missing before a first run goes on."""
 
@@ -99,10 +105,15 @@ class Machine:
         except RuntimeError as error:
             raise NotCompiled(f"the text is not valid: {error}") from error
         module.triple, module.data_layout = self.target.triple, str(self.target.target_data)
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
         options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
         builder = llvm.create_pass_builder(self.target, options)
-        builder.getModulePassManager().run(module, builder)
+        passes = builder.getModulePassManager()
+        if text.count("\n") > LONG:
+            passes = llvm.create_new_module_pass_manager()
+            for name in PASSES:
+                getattr(passes, f"add_{name}_pass")()
+        passes.run(module, builder)
         code: bytes = self.target.emit_object(module)
         if missing := undefined(code):
             raise NotCompiled(f"the code calls {', '.join(missing)}")

@@ -12,7 +12,7 @@ with the bias.  Its bits depend on nothing else: not on the processor, the threa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from ..elementwise.builder import LANES
 from ..elementwise.machine_code import AXES, FIELDS
-from .frame import Code, FrameFunction, FrameLayout, module
+from .frame import Code, FrameFunction, FrameLayout, LinesText, module
 from .tiles import HEIGHT, parts, units
 
 BLOCK = 512
@@ -36,6 +36,9 @@ UNROLLED = 24
 
 ROWS = 6
 """The most rows that are computed together."""
+
+FEW = 2
+"""The rows up to which a division for each tap costs less than a loop over the outer axis of the taps."""
 
 WIDE = {ROWS: 4, 4: 4, 2: 4, 1: 4}
 """The rows that are computed together, and the tiles, on processors with vectors of 16 lanes."""
@@ -179,12 +182,16 @@ class _UnitText:
         """Write the addresses of the rows of A to memory."""
         k, a = self.k, self.a
 
-        def row(r: str) -> None:
-            outer, inner = k.divided(r, a["row2"])
-            places = *k.divided(outer, a["row1"]), inner
-            k.emit(f"store ptr {self._moved(x, places, 'x_row')}, ptr {k.at(self.x, k.times(k.minus(r, self.first), 8))}")
+        def line(number: str) -> Callable[[str, str], None]:
+            start = self._moved(x, k.divided(number, a["row1"]), "x_row")
 
-        k.loop(self.end, 1, row, self.first)
+            def row(r: str, i: str) -> None:
+                place = k.at(start, k.times(i, a["x_row2"]))
+                k.emit(f"store ptr {place}, ptr {k.at(self.x, k.times(k.minus(r, self.first), 8))}")
+
+            return row
+
+        LinesText(k, self.first, self.end, a["row2"]).loop(line)
 
     def tile(self, number: str) -> _TileText:
         """A tile of the unit; what is beyond the last column is in temporary memory."""
@@ -258,9 +265,29 @@ def _unit(kind: FloatsKind, k: Code, a: dict[str, str], i: str) -> None:
     unit.call_after()
 
 
+class _ChainText:
+    """What rows of a unit add together.
+
+    Attributes:
+        tap: the first tap.
+        end: the one after the last.
+        lines: these taps.
+        depth: the first place along the depth.
+        stop: the one after the last.
+        begins: whether the sums begin with the bias.
+    """
+
+    def __init__(self, k: Code, a: dict[str, str], tap: str, depth: str) -> None:
+        self.tap, self.end = tap, k.least(k.plus(tap, a["tap_block"]), a["taps"])
+        self.depth, self.stop = depth, k.least(k.plus(depth, a["depth_block"]), a["depth"])
+        self.lines = LinesText(k, tap, self.end, a["tap1"])
+        self.begins = k.raw(f"icmp eq i64 {k.plus(k.plus(tap, depth), a['adds'])}, 0")
+
+
 def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
     """Add some taps, or a part of one, to all tiles of the unit."""
     k, first, shapes = unit.k, unit.first, WIDE if kind.wide else NARROW
+    chain = _ChainText(k, unit.a, tap, depth)
     runs: list[tuple[int, int, str, str]] = []  # rows that are computed together, tiles, the first row and the end
     for count, wide in shapes.items():
         last = k.minus(unit.end, k.raw(f"urem i64 {k.minus(unit.end, first)}, {count}"))
@@ -273,7 +300,7 @@ def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
 
             def rows(v: str, several: int = several, count: int = count, begin: str = begin, end: str = end) -> None:
                 together = [unit.tile(k.plus(v, i)) for i in range(several)]
-                k.loop(end, count, lambda row: _rows(unit, together, row, count, tap, depth), begin)
+                k.loop(end, count, lambda row: _rows(unit, together, row, count, chain), begin)
 
             k.loop(k.plus(t, size), several, rows, t)
 
@@ -283,21 +310,18 @@ def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
     k.loop(unit.tiles, 1, partial(tiles, 1), whole)
 
 
-def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap: str, depth: str) -> None:
+def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, chain: _ChainText) -> None:
     """Add some taps to tiles of some rows."""
-    k, a = unit.k, unit.a
-    begins = k.raw(f"icmp eq i64 {k.plus(k.plus(tap, depth), a['adds'])}, 0")
+    k, a, begins, stop = unit.k, unit.a, chain.begins, chain.stop
     numbers = [k.minus(k.plus(row, r), unit.first) for r in range(count)]
     xs = [k.raw(f"load ptr, ptr {k.at(unit.x, k.times(n, 8))}") for n in numbers]
     ys = [[k.at(t.y, k.times(n, t.pitch)) for t in tiles] for n in numbers]
     starts = [k.of("float", k.raw(f"select i1 {begins}, ptr {t.bias}, ptr {unit.nothing}"), 4) for t in tiles]
     sums = [[k.kept(start) for start in starts] for _ in ys]
-    stop = k.least(k.plus(depth, a["depth_block"]), a["depth"])
     unrolled = max(u for u in (1, 2, 4) if u == 1 or u * count * len(tiles) <= UNROLLED)
-    whole = k.minus(stop, k.raw(f"and i64 {k.minus(stop, depth)}, {unrolled - 1}"))
+    whole = k.minus(stop, k.raw(f"and i64 {k.minus(stop, chain.depth)}, {unrolled - 1}"))
 
-    def add(t: str) -> None:
-        moved = k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))
+    def add(t: str, moved: str) -> None:
         lines = [k.at(x, moved) for x in xs]
         weights = [k.at(v.w, k.times(k.times(t, a["depth"]), VECTOR)) for v in tiles]
 
@@ -311,11 +335,18 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, tap
                     for column, s in zip(columns, into, strict=True):
                         k.put(k.fma(value, column, k.get(s, "float")), s)
 
-        k.loop(whole, unrolled, partial(step, several=unrolled), depth)
+        k.loop(whole, unrolled, partial(step, several=unrolled), chain.depth)
         if unrolled > 1:
             k.loop(stop, 1, partial(step, several=1), whole)
 
-    k.loop(k.least(k.plus(tap, a["tap_block"]), a["taps"]), 1, add, tap)
+    def along(number: str) -> Callable[[str, str], None]:
+        start = k.times(number, a["x_tap0"])
+        return lambda t, i: add(t, k.plus(start, k.times(i, a["x_tap1"])))
+
+    if count > FEW:
+        chain.lines.loop(along)
+    else:
+        k.loop(chain.end, 1, lambda t: add(t, k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))), chain.tap)
     for line, into in zip(ys, sums, strict=True):
         for y, s in zip(line, into, strict=True):
             before = k.of("float", k.raw(f"select i1 {begins}, ptr {unit.nothing}, ptr {y}"), 4)

@@ -91,6 +91,10 @@ class Code(Builder):
         outer, rest = self.divided(number, inner)
         return self.plus(self.times(outer, steps[0]), self.times(rest, steps[1]))
 
+    def most(self, a: str, b: str | int) -> str:
+        """The higher of two numbers."""
+        return self.raw(f"select i1 {self.raw(f'icmp sgt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
     def least(self, a: str, b: str | int) -> str:
         """The lower of two numbers."""
         return self.raw(f"select i1 {self.raw(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
@@ -157,6 +161,32 @@ class Code(Builder):
         yield
         self.emit(f"br label %{label}e")
         self.lines.append(f"{label}e:")
+
+
+class LinesText:
+    """Numbers along two axes, of which the inner one has a size: they are walked without a division for each.
+
+    Args:
+        k: the text.
+        first: the first number.
+        end: the number after the last one.
+        inner: the size.
+    """
+
+    def __init__(self, k: Code, first: str, end: str, inner: str) -> None:
+        self._k, self._first, self._end, self._inner = k, first, end, inner
+        self._line, self._stop = (k.divided(n, inner)[0] for n in (first, k.minus(k.plus(end, inner), 1)))
+
+    def loop(self, body: Callable[[str], Callable[[str, str], None]]) -> None:
+        """Run a body for each place of the outer axis, and what it returns for each number and its place along the inner one."""
+        k = self._k
+
+        def line(i: str) -> None:
+            start, each = k.times(i, self._inner), body(i)
+            stop = k.least(self._end, k.plus(start, self._inner))
+            k.loop(stop, 1, lambda n: each(n, k.minus(n, start)), k.most(self._first, start))
+
+        k.loop(self._stop, 1, line, self._line)
 
 
 def module(

@@ -1,4 +1,4 @@
-"""Machine code that copies images with margins, and that convolves each channel by itself or takes the maximum of windows.
+"""Machine code that convolves each channel by itself or takes the maximum of windows.
 
 Images have their channels innermost; a channel's filters are adjacent to those of the next channel.
 """
@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from ..elementwise.builder import LANES, Vector
+from .copies import float_at
 from .frame import Code, FrameFunction, FrameLayout, module
 
 F32 = np.dtype(np.float32)
@@ -18,67 +19,15 @@ F32 = np.dtype(np.float32)
 PIXELS = 4
 """The pixels of a row that are convolved together."""
 
-MARGINS = FrameLayout(
-    ("rows", "height", "top", "within", "every", "left", "count", "width", "gap", "right", "x_image", "x_row", "x_pixel"),
-    ("x", "y"),
-)
-"""`y` has images of `height` rows.  From row `top` on, each row after `every` other ones is one of the `within` rows of an image
-of `x`: `left` zeros, `count` pixels of `width` floats, between which are `gap` zeros, and `right` zeros.  Others are zero."""
-
-
-def margins(around: float = 0.0) -> FrameFunction:
-    """Copies images; `around` takes the place of zeros."""
-    row = partial(_padded_row, around)
-    return FrameFunction(f"margins {around}", MARGINS, lambda name: module(name, MARGINS, lambda k, a: a["rows"], row))
-
-
-def _padded_row(around: float, k: Code, a: dict[str, str], r: str) -> None:
-    gaps = k.times(k.minus(a["count"], 1), a["gap"])
-    wide = k.plus(k.plus(k.plus(a["left"], a["right"]), k.times(a["count"], a["width"])), gaps)
-    y = k.at(a["y"], k.times(k.times(r, wide), F32.itemsize))
-    image, row = k.divided(r, a["height"])
-    at = k.minus(row, a["top"])
-    place, rest = k.raw(f"sdiv i64 {at}, {a['every']}"), k.raw(f"srem i64 {at}, {a['every']}")
-    inside = k.raw(f"icmp ult i64 {place}, {a['within']}")
-    for condition in (k.raw(f"icmp sge i64 {at}, 0"), k.raw(f"icmp eq i64 {rest}, 0")):
-        inside = k.raw(f"and i1 {inside}, {condition}")
-
-    def fill(start: str, count: str) -> None:
-        into = k.at(y, k.times(start, F32.itemsize))
-        k.loop(count, LANES, lambda i: k.store(k.vector(around, "float"), _float(k, into, i), F32, k.first(k.minus(count, i))))
-
-    def pixel(p: str) -> None:
-        start = k.plus(a["left"], k.times(p, k.plus(a["width"], a["gap"])))
-        source, into = k.at(x, k.times(p, a["x_pixel"])), k.at(y, k.times(start, F32.itemsize))
-        whole = k.raw(f"and i64 {a['width']}, {-LANES}")
-        k.loop(whole, LANES, lambda i: k.write(k.of("float", _float(k, source, i), 4), _float(k, into, i)))
-        mask = k.first(k.minus(a["width"], whole))
-        with k.when(k.raw(f"icmp slt i64 {whole}, {a['width']}")):
-            k.store(k.load(_float(k, source, whole), F32, mask), _float(k, into, whole), F32, mask)
-        with k.when(k.raw(f"icmp slt i64 {k.plus(p, 1)}, {a['count']}")):
-            fill(k.plus(start, a["width"]), a["gap"])
-
-    x = k.at(k.at(a["x"], k.times(image, a["x_image"])), k.times(place, a["x_row"]))
-    with k.when(inside):
-        fill("0", a["left"])
-        k.loop(a["count"], 1, pixel)
-        fill(k.minus(wide, a["right"]), a["right"])
-    with k.when(k.raw(f"xor i1 {inside}, true")):
-        fill("0", wide)
-
-
-def _float(k: Code, pointer: str, i: str) -> str:
-    return k.at(pointer, k.times(i, F32.itemsize))
-
-
 DEPTHWISE = FrameLayout(
     (
-        "rows", "row1", "count", "channels", "taps", "tap1", "x_row0", "x_row1", "x_pixel", "x_tap0", "x_tap1",
+        "rows", "row1", "count", "channels", "tap0", "tap1", "x_row0", "x_row1", "x_pixel", "x_tap0", "x_tap1",
         "y_row", "y_pixel",
     ),
     ("x", "w", "bias", "y"),
 )  # fmt: skip
-"""Rows of the result, and the size of the inner of their two axes; the pixels of a row, channels, taps, and steps in bytes.
+"""Rows of the result, and the size of the inner of their two axes; the pixels of a row, channels, the sizes of
+the two axes of taps, and steps in bytes.
 
 `w` has for each tap a number for each channel, `bias` one.
 """
@@ -105,7 +54,7 @@ Tap = Callable[[Code, dict[str, str], str, str, "Vector | None"], Callable[[Vect
 
 
 def _weighted(k: Code, a: dict[str, str], c: str, t: str, mask: Vector | None) -> Callable[[Vector, Vector], Vector]:
-    w = k.load(_float(k, a["w"], k.plus(k.times(t, a["channels"]), c)), F32, mask)
+    w = k.load(float_at(k, a["w"], k.plus(k.times(t, a["channels"]), c)), F32, mask)
     return lambda x, s: k.fma(x, w, s)
 
 
@@ -119,9 +68,9 @@ def _channels(tap: Tap, k: Code, a: dict[str, str], r: str) -> None:
     whole = k.raw(f"and i64 {a['channels']}, {-LANES}")
 
     def vector(c: str, mask: Vector | None = None) -> None:
-        bias = k.load(_float(k, a["bias"], c), F32, mask) if "bias" in a else k.vector(-np.inf, "float")
+        bias = k.load(float_at(k, a["bias"], c), F32, mask) if "bias" in a else k.vector(-np.inf, "float")
         many = k.minus(a["count"], k.raw(f"urem i64 {a['count']}, {PIXELS}"))
-        pixels = partial(_pixels, tap, k, a, _float(k, x, c), _float(k, y, c), c, bias, mask)
+        pixels = partial(_pixels, tap, k, a, float_at(k, x, c), float_at(k, y, c), c, bias, mask)
         k.loop(many, PIXELS, partial(pixels, PIXELS))
         k.loop(a["count"], 1, partial(pixels, 1), many)
 
@@ -138,12 +87,12 @@ def _pixels(
     places = [k.at(x, k.times(k.plus(p, j), a["x_pixel"])) for j in range(several)]
     sums = [k.kept(bias) for _ in places]
 
-    def add(t: str) -> None:
-        moved = k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))
-        added = tap(k, a, c, t, mask)
+    def add(outer: str, inner: str) -> None:
+        moved = k.plus(k.times(outer, a["x_tap0"]), k.times(inner, a["x_tap1"]))
+        added = tap(k, a, c, k.plus(k.times(outer, a["tap1"]), inner), mask)
         for place, s in zip(places, sums, strict=True):
             k.put(added(k.load(k.at(place, moved), F32, mask), k.get(s, "float")), s)
 
-    k.loop(a["taps"], 1, add)
+    k.loop(a["tap0"], 1, lambda outer: k.loop(a["tap1"], 1, partial(add, outer)))
     for j, s in enumerate(sums):
         k.store(k.get(s, "float"), k.at(y, k.times(k.plus(p, j), a["y_pixel"])), F32, mask)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..gemm.images import depthwise, margins, maxima
+from ..gemm.copies import margins
+from ..gemm.images import depthwise, maxima
 from ..ir.sizes import at_least_zero, is_open
 from ..ir.versioned import versioned
 from ..ir.windows import Windows
@@ -54,17 +55,17 @@ def with_margins(
         spread: the distance of the pixels.
         around: takes the place of zeros.
     """
-    x = flat(channels_last(site, x))
-    (n, c, h, w), (image, _, row, pixel) = x.shape, x.strides
-    if not any((*begins, *ends)) and spread == (1, 1):
+    x = flat(x)
+    (n, c, h, w), (image, channel, row, pixel), last = x.shape, x.strides, x.channels_last
+    if last and not any((*begins, *ends)) and spread == (1, 1):
         return Image(x, image, row, pixel)
     high, wide = ((d - 1) * s + 1 + b + e for d, s, b, e in zip((h, w), spread, begins, ends, strict=True))
     y = site.new((n, c, high, wide), F32, last_order(4), x.finiteness)
-    plain = spread[1] == 1 and pixel == c * F32.itemsize
+    plain = last and spread[1] == 1
     sizes = {
         "rows": n * high, "height": high, "top": begins[0], "within": h, "every": spread[0], "left": begins[1] * c,
         "count": 1 if plain else w, "width": w * c if plain else c, "gap": (spread[1] - 1) * c, "right": ends[1] * c,
-        "x_image": image, "x_row": row, "x_pixel": pixel,
+        "x_image": image, "x_row": row, "x_pixel": pixel, "x_width": F32.itemsize if plain else channel,
     }  # fmt: skip
     emit_product(site, margins(around), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
     return Image(y, high * wide * c * F32.itemsize, wide * c * F32.itemsize, c * F32.itemsize)
@@ -271,7 +272,7 @@ def max_pool_by_code(site: Site, x: Value) -> Value:
     image = with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0), around=-math.inf)
     y = site.new((*x.shape[:2], *at.counts), F32, last_order(x.ndim), x.finiteness)
     sizes = _each_channel(x.shape[0], x.shape[1], image, at)
-    emit_product(site, maxima(), sizes, {"x": image.value, "y": y}, ("y",), y.size * sizes["taps"], "maxima")
+    emit_product(site, maxima(), sizes, {"x": image.value, "y": y}, ("y",), y.size * math.prod(at.kernel), "maxima")
     return y
 
 
@@ -281,7 +282,7 @@ def _each_channel(images: int, channels: int, image: Image, at: Windows) -> dict
     (down, across), (dilated, spread) = twice(at.strides, 1), twice(at.dilations, 1)
     pixel = channels * F32.itemsize
     return {
-        "rows": images * high, "row1": high, "count": wide, "channels": channels, "taps": math.prod(kernel), "tap1": kernel[1],
+        "rows": images * high, "row1": high, "count": wide, "channels": channels, "tap0": kernel[0], "tap1": kernel[1],
         "x_row0": image.image, "x_row1": image.row * down, "x_pixel": image.pixel * across,
         "x_tap0": image.row * dilated, "x_tap1": image.pixel * spread, "y_row": wide * pixel, "y_pixel": pixel,
     }  # fmt: skip
@@ -371,14 +372,14 @@ def _depthwise(
     bias = b if b is not None else site.shared_constant(("no bias", channels), lambda: np.zeros(channels, F32))
     site.require(bias.strides == (F32.itemsize,), "the bias is not dense")
     (n, x_image), (high, x_row), (wide, x_pixel) = rows
-    (_, x_tap0, _), (tap1, x_tap1, _) = taps
+    (tap0, x_tap0, _), (tap1, x_tap1, _) = taps
     pixel = channels * F32.itemsize
     sizes = {
-        "rows": n * high, "row1": high, "count": wide, "channels": channels, "taps": math.prod(t[0] for t in taps), "tap1": tap1,
+        "rows": n * high, "row1": high, "count": wide, "channels": channels, "tap0": tap0, "tap1": tap1,
         "x_row0": x_image, "x_row1": x_row, "x_pixel": x_pixel, "x_tap0": x_tap0, "x_tap1": x_tap1,
         "y_row": wide * pixel, "y_pixel": pixel,
     }  # fmt: skip
     y.finiteness = finiteness
     values = {"x": image.value, "w": filters, "bias": bias, "y": y}
-    emit_product(site, depthwise(), sizes, values, ("y",), y.size * sizes["taps"], "depthwise")
+    emit_product(site, depthwise(), sizes, values, ("y",), y.size * tap0 * tap1, "depthwise")
     return y

@@ -14,6 +14,7 @@ from ..gemm.repeat import TURNS, RepeatedCall, repeat, table_of
 from ..ir.sizes import now
 from ..ir.versioned import versioned
 from . import onednn as dnn
+from .copies import copied
 from .expressions import ExpressionCall, compute, trace
 from .float_products import FloatProduct, FloatProductStep, declined
 from .frames import FrameAddress, FrameStep
@@ -175,10 +176,9 @@ class CodeLayer(RecurrentLayer):
 
     def _set(self, target: Value, source: Value | None) -> None:
         """Copy a state, or zeros."""
-        site = self.site
-        if source is None:
-            site.emit(lambda: [(target.array.fill, (0,))], reads=(), writes=(target,), kernel="numpy.fill")
-        else:
+        site, zero = self.site, self.site.number(0, F32)
+        source = zero.view(target.shape, (0,) * target.ndim) if source is None else source
+        if not copied(site, source, target):
             site.emit(
                 lambda: [(np.copyto, (target.array, source.array))], reads=(source,), writes=(target,), kernel="numpy.copyto"
             )

@@ -36,6 +36,9 @@ TOGETHER = 1 << 16
 PARALLEL = 1 << 19
 """The work from which several threads compute a step."""
 
+ALL = 1 << 40
+"""More than a step has to claim: for one thread."""
+
 CHUNK = 1 << 14
 """The elements that a thread claims at a time."""
 
@@ -214,8 +217,10 @@ def machine_step(
     steps += [(-(-length * t.itemsize // 64) * 64, 0, width * t.itemsize, t.itemsize) for t in types]
     single = sizes[1] * sizes[2] == 1
     flat, alone = single and not rows.axes, single and rows.axes and not across
-    threads = 1 if alone else late(_threads, work, site.options.threads)
-    return MachineStep(function, reads, sizes, tuple(steps), threads, CHUNK if flat else late(_chunk, length))
+    one = alone or site.options.threads == 1
+    threads = 1 if one else late(_threads, work, site.options.threads)
+    chunk = ALL if one else CHUNK if flat else late(_chunk, length)
+    return MachineStep(function, reads, sizes, tuple(steps), threads, chunk)
 
 
 def _threads(work: int, most: int) -> int:

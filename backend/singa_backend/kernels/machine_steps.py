@@ -12,7 +12,7 @@ from ..elementwise.compile import NotCompiled
 from ..gemm.frame import FrameFunction
 from ..gemm.tiles import HEIGHT, TILES
 from ..ir.sizes import late
-from .frames import FrameStep, InnerFrame
+from .frames import ALL, FrameStep, InnerFrame
 from .table import Site
 from .values import Value
 
@@ -43,8 +43,10 @@ def bound_product(
     if units is None:
         has_groups = "groups" in function.layout.numbers
         units = late(_units, *(sizes[n] for n in ("rows", "height", "groups"))) if has_groups else sizes["rows"]
-    threads = late(_threads, work, units, site.options.threads)
-    chunk = late(_chunk, work, units, threads)
+    threads, chunk = 1, ALL
+    if site.options.threads > 1:
+        threads = late(_threads, work, units, site.options.threads)
+        chunk = late(_chunk, work, units, threads)
     first = next(iter(values.values()))
     given = [values.get(p, first) for p in function.layout.pointers]
     return FrameStep(compiled, threads, [chunk, *(sizes[n] for n in function.layout.numbers)], given, inner=inner)

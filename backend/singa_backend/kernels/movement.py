@@ -14,6 +14,7 @@ from ..dtypes import numpy_dtype
 from ..ir.sizes import at_least_zero, broadcast_sizes, is_open, now, settled, typical
 from ..ir.slices import slice_of
 from ..proto.tensor_data import check_of
+from .copies import copied
 from .elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, compute, number, order_of
 from .table import Invalid, Site, kernel, worst
 from .values import ANY, FINITE, NAN, Bound, LazyBuffer, Value, strides_of
@@ -401,10 +402,12 @@ def concat(site: Site, *values: Value) -> Value:
     y = site.new(shape, first.dtype, order_of(max(values, key=lambda v: typical(v.size))), worst(*values))
     parts, start = [], 0
     for v in values:
-        if v.size:
-            parts.append((y.view(v.shape, y.strides, start * y.strides[axis]), v))
+        part = y.view(v.shape, y.strides, start * y.strides[axis])
+        if v.size and not copied(site, v, part):
+            parts.append((part, v))
         start += v.shape[axis]
-    site.emit(lambda: [put(part.array, v.array) for part, v in parts], reads=values, writes=(y,), kernel="numpy.copy")
+    if parts or not y.size:
+        site.emit(lambda: [put(part.array, v.array) for part, v in parts], reads=values, writes=(y,), kernel="numpy.copy")
     return y
 
 

@@ -15,6 +15,7 @@ from ..errors import OperatorError
 from ..ir.sizes import Size, is_open, now, settled
 from ..ir.spans import ROUND, Kernel, Span, cubic, linear, scaled, sized, taps_of
 from . import onednn as dnn
+from .copies import copied
 from .lowering import F32, channels_last, dense_desc, emit, pinned, require_plain, threads_for
 from .onednn import MemoryDesc
 from .table import Site, kernel
@@ -23,6 +24,9 @@ from .views import axes_in, numbers_of
 
 NEAREST = (F32, np.dtype(np.int8), np.dtype(np.uint8))
 """The dtypes that oneDNN resamples."""
+
+REPEATED = 8
+"""The places of an axis by which it is decided whether each is repeated."""
 
 
 @kernel("Resize", 11, 13, 18, 19, on="onednn")
@@ -110,7 +114,12 @@ def _resized(
         return x.view(x.shape, x.strides)
     if is_open(d for s in active for d in (s.old, s.new)):
         site.require(weigh is None, "weights depend on sizes that differ between runs")
-        return _taken(site, x, active, [partial(_nearest, s, coordinates, rounding) for s in active])
+        for s in active:
+            times = _times(s, coordinates, rounding)
+            x = (_repeated(site, x, s, times) if times else None) or _taken(
+                site, x, [s], [partial(_nearest, s, coordinates, rounding)]
+            )
+        return x
     places = [s.coordinates(coordinates) for s in active]
     if weigh is None:
         indices = [_nearest(s, coordinates, rounding) for s in active]
@@ -140,6 +149,25 @@ def _nearest(span: Span, coordinates: str, rounding: Callable[[Span], Kernel]) -
     s = replace(span, old=now(span.old), new=now(span.new), up=up, down=down)
     made: np.ndarray = np.clip(rounding(s)(s.coordinates(coordinates)), 0, s.old - 1).astype(np.int64)
     return made
+
+
+def _times(span: Span, coordinates: str, rounding: Callable[[Span], Kernel]) -> int:
+    """How often each place of an axis is repeated, whatever its size is; 0 if not all are repeated equally."""
+    if coordinates not in ("asymmetric", "half_pixel") or isinstance(span.up, Size) or span.down != 1 or span.up % 1:
+        return 0
+    times = int(span.up)
+    several = _nearest(replace(span, old=REPEATED, new=REPEATED * times), coordinates, rounding)
+    return times * np.array_equal(several, np.arange(REPEATED * times) // times)
+
+
+def _repeated(site: Site, x: Value, span: Span, times: int) -> Value | None:
+    """Repeat each place of an axis; None if there is no machine code for it."""
+    order, axis = _in_memory(site, x), span.axis
+    y = site.new([*x.shape[:axis], span.new, *x.shape[axis + 1 :]], x.dtype, order, x.finiteness)
+    shape = (*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
+    inner = x.view(shape, (*x.strides[: axis + 1], 0, *x.strides[axis + 1 :]))
+    step = y.strides[axis]
+    return y if copied(site, inner, y.view(shape, (*y.strides[:axis], times * step, step, *y.strides[axis + 1 :]))) else None
 
 
 def _is_nearest(span: Span, index: np.ndarray) -> bool:

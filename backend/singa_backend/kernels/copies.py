@@ -1,0 +1,49 @@
+"""Copies by machine code in plans whose sizes differ between runs: a binding of its step to other sizes is a part of a table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..elementwise.compile import available
+from ..gemm.copies import COPY, copies
+from ..ir.sizes import typical
+from .elementwise import collapsed
+from .machine_steps import emit_product
+from .table import Site
+from .values import Value
+
+ITEM = 4
+"""The bytes of an element."""
+
+
+def copied(site: Site, x: Value, y: Value) -> bool:
+    """Emit the step that copies x to y, if the plan has open sizes and there is machine code for it.
+
+    Args:
+        site: the place.
+        x: the source; a step of 0 repeats it.
+        y: the target, of the same shape and dtype.
+
+    Returns:
+        Whether the step is emitted.
+    """
+    if not site.is_open or y.dtype.itemsize != ITEM or available():
+        return False
+    order = sorted(range(y.ndim), key=lambda a: -typical(y.strides[a]))
+    shape, (into, of) = collapsed(y.shape, order, [y, x])
+    axes = [*zip(shape, into, of, strict=True)] if of else []
+    if not axes or not _is_item(axes[-1][1]) or len(axes) > 4:
+        return False
+    *outer, (width, _, step) = axes
+    near = next((a for a in outer if _is_item(a[2])), outer[-1] if outer else (1, 0, 0))
+    rest = [a for a in outer if a is not near]
+    (_, y0, x0), (row1, y1, x1) = [*[(1, 0, 0)] * (2 - len(rest)), *rest]
+    numbers = math.prod(a[0] for a in rest), row1, near[0], width, x0, x1, near[2], step, y0, y1, near[1]
+    emit_product(site, copies(), dict(zip(COPY.numbers, numbers, strict=True)), {"x": x, "y": y}, ("y",), y.size, "copy")
+    return True
+
+
+def _is_item(step: Any) -> bool:
+    """Whether a step is known to be that to the next element."""
+    return isinstance(step, int) and step == ITEM
