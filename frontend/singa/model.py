@@ -420,13 +420,15 @@ class Model(Layer):
                 old.forget_plan()
         recorded = self._steps[key]
         step = next((step for step in recorded if step.holds()), None)
-        if step is None and has_names(sizes):
-            step = self._open_step(sizes, input, kwargs)
-            if step is None:
+        if has_names(sizes) and (step is None or not step.is_recorded_for(input, kwargs)):
+            again = self._open_step(sizes, input, kwargs)
+            if again is None or (step is not None and not step.agrees(again)):
                 del self._steps[key]
                 self._steps[form, None] = []  # there is a graph for each size
                 return self._graph_step(input, kwargs)
-            recorded.append(step)
+            if step is None:
+                recorded.append(step := again)
+                self._forget_steps()
         if step is None:
             try:
                 with without_collections():

@@ -47,6 +47,9 @@ _SMALL = 1 << 12
 LARGE = 1 << 23
 """The bytes of an arena after whose trace freed memory is returned to the system."""
 
+SYMBOLS = 512
+"""The number of sizes by name from which a plan with a further segment is made again."""
+
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
 
@@ -238,11 +241,11 @@ class Plan:
         self.is_plain = self.first.check is None and not self.facts.definitions
 
     def _need_numbers(self) -> None:
-        """Note that a trace needs numbers: for the results of calls, if some have sizes by name, otherwise for the inputs."""
+        """Note that a trace needs numbers: for the results of the last call that have sizes by name, or for the inputs."""
         assert self.space is not None
-        for call in self.space.scope.calls:
-            call.is_exact = True
-        if not self.space.scope.calls:
+        if self.space.scope.calls:
+            self.space.scope.calls[-1].is_exact = True
+        else:
             self.space.found |= {name: self.space.values[place] for name, place in self.space.scope.symbols.items()}
 
     def _shapes(self, inputs: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
@@ -525,7 +528,10 @@ class Plan:
 
     def _trace_after(self, segment: Segment, point: Continuation, budget: limits.Budget) -> Tracer | None:
         """Trace what follows a segment; None if it needs numbers for the sizes of the segment, or of those before."""
-        space = self.space
+        space, count = self.space, 0 if point.scope is None else len(point.scope.calls)
+        if space is not None and len(space.values) > SYMBOLS:  # of segments that are forgotten, too
+            self.is_outdated = True
+            return None
         while True:
             tracer = self._tracer(budget)
             if space is not None:
@@ -535,9 +541,9 @@ class Plan:
                 break
             except OpenSize:
                 assert space is not None
+                self.is_outdated = len(space.scope.calls) == count
                 self._need_numbers()
-                if point.call not in space.scope.calls:
-                    self.is_outdated = True
+                if self.is_outdated:
                     return None
             finally:
                 if space is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto
 
 from singa_backend import limits
+from singa_backend.ir.equality import same_graphs
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import resolve
 from singa_backend.ir.sizes import LOWEST
@@ -136,6 +137,7 @@ class Step:
             len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
         }
         self._early = EARLY
+        self._shapes = None if not is_open else [t._data.shape for t in tensors]
         self._writer, builder = record.writer, record.writer.builder
         self.graph = builder.finish(record.writer.own(outputs), title="step")
         for name in builder.arrays.keys() & self.graph.initializers.keys():  # a tensor may be written to after the recording
@@ -165,6 +167,29 @@ class Step:
             False if the step must be recorded again.
         """
         return all(ask() == was for ask, was in self._settings)
+
+    def is_recorded_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the step was recorded for the shapes of these arguments, or is known to be the same for all sizes.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+        """
+        return self._shapes is None or self._shapes == [t._data.shape for t in _tensors((args, kwargs))]
+
+    def agrees(self, other: Step) -> bool:
+        """Whether a step that was recorded for other sizes is the same: it is then known to be so for all sizes.
+
+        Python may follow the size without reading it from a tensor, and write another constant or other operators.
+
+        Args:
+            other: The other step.
+        """
+        ours, theirs = ([[id(t) for t in (*s._reads, None, *s._writes)], s._invalidated] for s in (self, other))
+        if ours != theirs or not same_graphs(self.graph, other.graph):
+            return False
+        self._shapes = None
+        return True
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph, and write the values that the step assigns to tensors.
