@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from singa_backend import dtypes
-from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
 from singa_backend.machine import without_collections
@@ -454,7 +454,7 @@ class Model(Layer):
         try:
             with without_collections():
                 return Step(self.train_one_batch, input, kwargs, self._plan_options(), sizes=sizes)
-        except Exception:  # Python that needs numbers may fail in any way; a graph of the present sizes shows other errors
+        except (SonnxError, TypeError, ValueError, IndexError):  # a graph of the present sizes shows errors of another cause
             return None
 
     def profile_step(self, *input: Any, runs: int = 10, **kwargs: Any) -> Profile:

@@ -7,7 +7,7 @@
 
 A `Size` is a polynomial of symbols and of quotients of polynomials.  Equal polynomials are equal sizes.  A comparison that holds
 for all values of the symbols, which are at least `LOWEST`, is decided without an assumption; any other one is decided by the
-present values and becomes an assumption of the space.  A size has no `int` that Python or NumPy could convert it to, unless the
+present values and becomes an assumption of the scope.  A size has no `int` that Python or NumPy could convert it to, unless the
 space is `settled`: then the present values may be read, because whoever reads them does so again for other values.
 
 An assumption of the first segment of a plan that a symbol or a quotient has one value makes it a `pin`: a trace begins again with

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from dataclasses import replace
@@ -46,6 +45,9 @@ _SMALL = 1 << 12
 
 LARGE = 1 << 23
 """The bytes of an arena after whose trace freed memory is returned to the system."""
+
+ALIKE = 4
+"""The number of continuations with other assumptions about the sizes of a result from which each size has one of its own."""
 
 SYMBOLS = 512
 """The number of sizes by name from which a plan with a further segment is made again."""
@@ -93,7 +95,6 @@ class PlanOwner(Protocol):
     visit_body: Callable[[limits.Budget, Any], Visitor]
     open_axes: OpenAxes | None
     tracing: Any
-    failed: Counter[str]
     bound: int
     is_body: bool
     is_open: bool
@@ -107,6 +108,9 @@ class PlanOwner(Protocol):
 
     def fits(self, plan: Plan, budget: limits.Budget) -> bool:
         """Whether a plan is within the limits of a run."""
+
+    def note_failure(self, reason: Exception) -> None:
+        """Count why a plan for open sizes did not take the sizes of a run."""
 
 
 class Plan:
@@ -194,7 +198,7 @@ class Plan:
             try:
                 self.first = tracer.start(inputs, self.planner.is_open, None if earlier is None else earlier.history, shapes)
             except OpenSize as reason:
-                self.planner.failed[str(reason)] += 1
+                self.planner.note_failure(reason)
                 self._need_numbers()
             else:
                 if self.space is None or not self.space.found:
@@ -394,7 +398,7 @@ class Plan:
                 outputs = context.run(self._run, inputs, budget or self.planner.budget(), execute)
             return NOT_FINITE if outputs is None else outputs
         except OtherSteps as other:  # of the first segment, or of a later one
-            self.planner.failed[str(other)] += 1
+            self.planner.note_failure(other)
             before = before or (threads if parallel else 0)
             return OTHER_SIZES
         except BaseException:
@@ -490,7 +494,8 @@ class Plan:
 
     def _following(self, segment: Segment, key: Any, budget: limits.Budget) -> Segment | None:
         """The segment that follows, bound to the present sizes; None if it must be traced."""
-        for one in segment.next.get(key, ()):
+        several, most = segment.next.get(key, []), budget.live_bytes - self.planner.executor.resident
+        for n, one in enumerate(several):
             if one.scope is None:
                 return one
             sizes = one.results_before.sizes()
@@ -505,10 +510,14 @@ class Plan:
                 try:
                     self._bind(one, budget)
                 except OtherSteps as other:
-                    self.planner.failed[str(other)] += 1
+                    self.planner.note_failure(other)
                     continue
                 one.bound_for = (segment.version, *sizes)
+            if one.arena_bytes > most:
+                continue
             budget.admit_bytes(one.largest, "a tensor")
+            if n:  # it is the first to be tried for the next results
+                several.insert(0, several.pop(n))
             return one
         return None
 
@@ -551,10 +560,13 @@ class Plan:
         assert segment.check is not None
         while sum(map(len, segment.next.values())) >= BRANCHES:
             oldest = next(iter(segment.next))
-            segment.next[oldest].pop(0)
+            segment.next[oldest].pop()
             if not segment.next[oldest]:
                 del segment.next[oldest]
-        segment.next.setdefault(segment.check(), []).append(following)
+        several = segment.next.setdefault(segment.check(), [])
+        several.insert(0, following)
+        if point.call is not None and len(several) > ALIKE:  # assumptions hold for few sizes: they are numbers from now on
+            point.call.is_exact = True
         return tracer
 
     @property

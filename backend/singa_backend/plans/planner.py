@@ -38,6 +38,9 @@ from .trace import (
 )
 from .updates import NotInPlace, place_last
 
+REASONS = 64
+"""The number of reasons against plans that are counted, each for itself."""
+
 PLANS = 16
 """The number of plans of a model that are kept."""
 
@@ -349,6 +352,11 @@ class Planner:
             self._renew()
         self.latest = None
         budget.restart()
+
+    def note_failure(self, reason: Exception) -> None:
+        """Count why a plan for open sizes did not take the sizes of a run."""
+        text = str(reason)
+        self.failed[text if text in self.failed or len(self.failed) < REASONS else "other reasons"] += 1
 
     def _forget(self, key: Any, budget: limits.Budget | None = None) -> None:
         """Forget a plan; with a budget the run begins again."""

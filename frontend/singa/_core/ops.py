@@ -38,16 +38,15 @@ class TensorInterpreter(Interpreter[T]):
         self.opset = _eager(default_device).opset
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
+        if op_type == "Reshape" and trace.is_open() and isinstance(inputs[1], (list, tuple)):
+            inputs = [inputs[0], trace.reshaped(inputs[1], self.shape(inputs[0]) or (), not attributes.get("allowzero"))]
         bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
         captured = [v for b in bodies for v in b.captured]
         tensors = [x if _is_tensor(x) else None for x in inputs]
         every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
         device = _common_device(every, op_type, domain, self.opset)
         op = vocabulary(device, _trains(every))
-        values = [_value_on(device, x) for x in inputs]
-        if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)):
-            values[1] = trace.reshaped(inputs[1], op.shape(values[0]) or ())
-        raw = arguments(op, domain, op_type, values)
+        raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
         values = [*raw, *(_value_on(device, v) for v in captured)]

@@ -7,6 +7,7 @@ Each tensor from outside that a step reads becomes an input of the graph, bound 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -39,42 +40,52 @@ class NotTraceable(SonnxError):
 class DynamicSize:
     """A size that differs between the runs of a recorded step: Python that depends on it needs a graph for each size.
 
+    Whatever asks for its value is noted too: the program may handle the exception.
+
     Args:
         name: Of the size; None if it follows from others.
+        step: The step that is being recorded.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("__weakref__", "name", "step")
 
-    def __init__(self, name: str | None) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name or "?"
+    def __init__(self, name: str | None, step: Trace | None = None) -> None:
+        self.name, self.step = name, step
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, DynamicSize) and self.name is not None and self.name == other.name) or bool(self._refuse())
+        return (type(other) is DynamicSize and self.name is not None and self.name == other.name) or bool(self._refuse())
 
     def _refuse(self, *args: Any) -> Any:
-        raise NotTraceable(f"the step reads a size in Python, {self!r}, that differs between its runs")
+        reason = f"the step reads a size in Python, {self.name or '?'}, that differs between its runs"
+        if self.step is not None:
+            self.step.refused = reason
+        raise NotTraceable(reason)
 
-    __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # what `isinstance` with another class reads
+        if self.step is not None:
+            self.step.refused = "the step asks in Python for the type of a size that differs between its runs"
+        return DynamicSize
+
+    __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = __repr__ = __format__ = _refuse
     __index__ = __int__ = __float__ = __neg__ = __abs__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
 
 
-def reshaped(sizes: Sequence[Any], now: Sequence[Any]) -> list[Any]:
-    """Sizes for Reshape: 0 (keep) for an `DynamicSize` that is at the same axis now, otherwise -1 for one of them.
+def reshaped(sizes: Sequence[Any], now: Sequence[Any], keeps: bool = True) -> list[Any]:
+    """Sizes for Reshape: 0 (keep) for a `DynamicSize` that is at the same axis now, otherwise -1 for one of them.
 
     Args:
         sizes: The sizes that Python has written.
         now: Those of the input.
+        keeps: Whether 0 keeps a size.
     """
     target: list[Any] = list(sizes)
     for i, d in enumerate(target):
-        if isinstance(d, DynamicSize):
-            same = i < len(now) and d.name is not None and d.name == now[i]
-            target[i] = 0 if same else d if any(type(n) is int and n == -1 for n in target) else -1
+        if type(d) is DynamicSize:
+            same = keeps and i < len(now) and d.name is not None and d.name == now[i]
+            target[i] = 0 if same else d if any(type(n) is not DynamicSize and n == -1 for n in target) else -1
     return target
 
 
@@ -97,6 +108,7 @@ class Trace:
         forward: The names of the nodes before the backward pass; None if there was none.
         gradients: The gradients that backward passes have returned.
         completions: What follows each run of the step, by the ids of the owners.
+        refused: Why the step depends on a size that differs between its runs; "" if it does not.
     """
 
     def __init__(self, opset: int, holds: bool = False, by_kernel: ByKernel | None = None, is_open: bool = False) -> None:
@@ -108,6 +120,8 @@ class Trace:
             self.writer.bodies = RuleBodies(partial(OpsetWriter, opset), by_kernel)
         self._holds = holds
         self.is_open = is_open
+        self.refused = ""
+        self._shown: list[weakref.ref[DynamicSize]] = []
         self.inputs: list[tuple[Variable, Symbol]] = []
         self.assigned: dict[int, Variable] = {}
         self.invalidated: set[int] = set()
@@ -130,7 +144,16 @@ class Trace:
         """
         if sizes is None and self.is_open:
             raise NotTraceable("the step reads the shape of a tensor in Python, whose rank is not known")
-        return tuple(d if isinstance(d, int) or not self.is_open else DynamicSize(d) for d in sizes or ())
+        seen = tuple(d if isinstance(d, int) or not self.is_open else DynamicSize(d, self) for d in sizes or ())
+        self._shown += [weakref.ref(d) for d in seen if type(d) is DynamicSize]
+        return seen
+
+    def check_sizes(self) -> None:
+        """Raise NotTraceable if Python has asked for the value of a size that differs, or keeps it after the step."""
+        if not self.refused and any(shown() is not None for shown in self._shown):
+            self.refused = "the step keeps a size that differs between its runs"
+        if self.refused:
+            raise NotTraceable(self.refused)
 
     def begin_backward(self) -> None:
         """Note that the backward pass begins here, unless it began before."""
@@ -209,6 +232,12 @@ _current: ContextVar[Trace | None] = ContextVar("trace", default=None)
 def current() -> Trace | None:
     """The step that is being recorded, or None."""
     return _current.get()
+
+
+def is_open() -> bool:
+    """Whether a step is being recorded of which some sizes have names."""
+    trace = _current.get()
+    return trace is not None and trace.is_open
 
 
 @contextlib.contextmanager

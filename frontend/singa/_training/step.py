@@ -126,6 +126,7 @@ class Step:
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result
             made = [trace.value(t) for t in _tensors(result)]
+        record.check_sizes()
         self._settings = list(record.settings.values())
         self._completions = list(record.completions.values())
         self._shadows = list(shadows.values())
@@ -186,7 +187,10 @@ class Step:
             other: The other step.
         """
         ours, theirs = ([[id(t) for t in (*s._reads, None, *s._writes)], s._invalidated] for s in (self, other))
-        if ours != theirs or not same_graphs(self.graph, other.graph):
+        if ours != theirs or len(self._completions) != len(other._completions) or not same_graphs(self.graph, other.graph):
+            return False
+        own, its = (step_form(_rebuilt(s._result, lambda t: None), {}) for s in (self, other))  # what is not a tensor
+        if own != its:
             return False
         self._shapes = None
         return True

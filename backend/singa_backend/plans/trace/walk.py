@@ -214,7 +214,7 @@ class Tracer(Updater):
             if size not in names:
                 names[size] = space.symbol(f"{name}[{axis}]", size)
                 results.symbols.append((len(space.values) - 1, []))
-                space.scope.calls.append(dynamic)
+                space.scope.calls += [dynamic] * (dynamic not in space.scope.calls)
             results.symbols[[*names].index(size)][1].append((cell, axis))
             shape[axis] = names[size]
         return shape
