@@ -421,15 +421,12 @@ class Model(Layer):
         recorded = self._steps[key]
         step = next((step for step in recorded if step.holds()), None)
         if has_names(sizes) and (step is None or not step.is_recorded_for(input, kwargs)):
-            again = self._open_step(sizes, input, kwargs)
-            if again is None or (step is not None and not step.agrees(again)):
+            step = self._open_step(step, sizes, input, kwargs)
+            if step is None:
                 del self._steps[key]
                 self._steps[form, None] = []  # there is a graph for each size
                 return self._graph_step(input, kwargs)
-            if step is None:
-                recorded.append(step := again)
-                self._forget_steps()
-        if step is None:
+        elif step is None:
             try:
                 with without_collections():
                     step = Step(self.train_one_batch, input, kwargs, self._plan_options())
@@ -438,6 +435,7 @@ class Model(Layer):
                 self.not_traceable = where + error.message
                 warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=7)
                 return self.train_one_batch(*input, **kwargs)
+        if step not in recorded:
             recorded.append(step)
             self._forget_steps()
         return step.run(input, kwargs)
@@ -449,11 +447,12 @@ class Model(Layer):
         shapes = tuple(seen.values())
         return form, shapes if (form, None) in self._steps else batched(shapes)
 
-    def _open_step(self, sizes: Sizes, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
-        """Record a step for several sizes; None if that is not possible."""
+    def _open_step(self, known: Step | None, sizes: Sizes, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+        """Record a step for several sizes; None if that is not possible, or one that was recorded for other sizes differs."""
         try:
             with without_collections():
-                return Step(self.train_one_batch, input, kwargs, self._plan_options(), sizes=sizes)
+                step = Step(self.train_one_batch, input, kwargs, self._plan_options(), sizes=sizes)
+            return step if known is None else known if known.agrees(step) else None
         except (SonnxError, TypeError, ValueError, IndexError):  # a graph of the present sizes shows errors of another cause
             return None
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from tests.helpers.recorded_steps import planner_of, steps_of
 
-from singa import autograd, layer, opt, tensor
+from singa import autograd, layer, opt, sonnx, tensor
 from singa._core.tensor import Tensor
 from singa._core.trace import DynamicSize, NotTraceable, reshaped
 from singa._training.step import batched
@@ -186,6 +186,78 @@ def test_graphs_that_compute_the_same_are_equal() -> None:
         assert before in GRAPH and not same_graphs(graph(GRAPH), graph(GRAPH.replace(before, after))), before
 
 
+class Kept(Perceptron):
+    """Keeps the size of a batch, for a program that prints it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = x.shape[0]
+        return super().forward(x)
+
+
+class Handled(Perceptron):
+    """Asks for the type of a size, or handles the exception, and scales the loss."""
+
+    def loss(self, y: Tensor, t: Tensor, x: Tensor) -> Tensor:
+        loss = autograd.softmax_cross_entropy(y, t)
+        try:
+            return loss * float(F(1 / x.shape[0]))  # type: ignore[no-any-return]
+        except NotTraceable:
+            return loss  # type: ignore[no-any-return]
+
+
+class Asked(Perceptron):
+    def loss(self, y: Tensor, t: Tensor, x: Tensor) -> Tensor:
+        n = y.shape[0]
+        return autograd.softmax_cross_entropy(y, t) * float(F(1 / n if isinstance(n, int) else 1))  # type: ignore[no-any-return]
+
+
+class Named(Perceptron):
+    def loss(self, y: Tensor, t: Tensor, x: Tensor) -> Tensor:
+        return autograd.softmax_cross_entropy(y, t) * float(F(len(f"{x.shape}")))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [Kept, Handled, Asked, Named])
+def test_python_that_does_no_arithmetic_with_a_size(kind: Callable[[], Trained]) -> None:
+    sizes = (6, 6, 5, 17, 6)
+    net = kind()
+    for found, expected in zip(training(net, True, sizes), training(kind(), False, sizes), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+    assert len(steps_of(net)) == len(set(sizes)) and type(getattr(net, "count", 6)) is int
+
+
+class Methods(Perceptron):
+    """Uses a size for Reshape in every way that is known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x).reshape((x.shape[0], 2, 2))
+        return tensor.reshape(autograd.reshape(y, [4, x.shape[0]]), (x.shape[0], 4))
+
+
+class Counted(Perceptron):
+    """Returns a number that the program sets before each step."""
+
+    size = 0
+
+    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
+        return (*super().train_one_batch(x, t), self.size)
+
+
+def test_sizes_for_reshape_and_results_that_are_no_tensors() -> None:
+    sizes = (6, 6, 5, 17, 6)
+    net = Methods()
+    for found, expected in zip(training(net, True, sizes), training(Methods(), False, sizes), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+    assert len(steps_of(net)) == 1
+    x = tensor.from_numpy(np.zeros((3, 12), F))
+    assert sonnx.to_onnx([x], [net.forward(x)]).graph.node
+    counted = Counted()
+    counted.optimizer = opt.SGD(lr=0.05)
+    counted.compile([x], is_train=True, use_graph=True)
+    for n in (6, 6, 5, 7, 6):
+        counted.size = n
+        assert counted(Tensor(data=np.zeros((n, 12), F)), Tensor(data=np.zeros(n, np.int64)))[2] == n
+
+
 def test_the_bits_of_a_step_do_not_depend_on_the_sizes_before_it() -> None:
     """A training that is resumed with another batch continues as an unbroken one."""
     many, few = Convolutions(), Convolutions()
@@ -216,7 +288,7 @@ def test_python_can_do_little_with_a_size_that_differs() -> None:
     for use in (
         lambda: n == 3, lambda: n != 3, lambda: n % 2, lambda: 1 / n, lambda: int(n), lambda: range(n), lambda: n > 3,
         lambda: bool(n), lambda: {n}, lambda: (n, 3) == (8, 3), lambda: [0] * n, lambda: np.zeros((n, 3)), lambda: other == other,
-        lambda: 2**n, lambda: -n, lambda: 8 // n,
+        lambda: 2**n, lambda: -n, lambda: 8 // n, lambda: str(n), lambda: f"{n}",
     ):  # fmt: skip
         with pytest.raises(NotTraceable, match="reads a size in Python"):
             use()

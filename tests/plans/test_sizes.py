@@ -496,3 +496,23 @@ def test_what_follows_a_length_that_data_decide_may_need_numbers() -> None:
         x = draw.integers(0, 2, n).astype(np.float32)
         x[:2] = 1
         np.testing.assert_allclose(rep.run([x])[0], definitions.run([x])[0], rtol=1e-4, atol=1e-4)
+
+
+def test_lengths_of_which_one_follows_the_other_leave_little() -> None:
+    """A plan assumes that two lengths are equal, or one of them a number; it does not grow with their number."""
+    rep = rep_of("""g (float[4, 30] x) => (float[k] e) {
+        p = NonZero(x)
+        q = Transpose<perm = [1, 0]>(p)
+        v = GatherND(x, q)
+        a = Abs(x)
+        r = NonZero(a)
+        s = Transpose<perm = [1, 0]>(r)
+        w = GatherND(x, s)
+        e = Add(v, w)
+    }""")
+    draw = np.random.default_rng(4)
+    for _ in range(150):
+        x = (draw.standard_normal((4, 30)) * (draw.random((4, 30)) < draw.random())).astype(np.float32)
+        np.testing.assert_array_equal(rep.run([x])[0], 2 * x[x != 0])
+    planner = planner_of(rep)
+    assert all(len(plan.space.values) < 40 for plan in planner.plans.values()) and len(planner.failed) < 40

@@ -294,7 +294,11 @@ def value_of(tensor: Variable) -> Example:
 
 def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two shapes may be equal: a dynamic size may equal any size."""
-    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
+    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if _is_number(m) and _is_number(n))
+
+
+def _is_number(size: Any) -> bool:
+    return type(size) is not DynamicSize and isinstance(size, int)
 
 
 def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
