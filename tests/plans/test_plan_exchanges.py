@@ -22,7 +22,7 @@ from singa_backend.plans.flat import has_kernel_only
 from singa_backend.plans.gradients import RefusedGradient
 from singa_backend.plans.plan import Plan
 from singa_backend.plans.planner import Planner
-from singa_backend.plans.trace import Mismatch
+from singa_backend.plans.answers import Mismatch
 from singa_backend.session import NO_PLANS
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")

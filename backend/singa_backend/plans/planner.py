@@ -22,7 +22,7 @@ from ..ir import graph as ir
 from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
 from ..runtime.executor import Executor, Visitor
-from .answers import EXCEEDS, MEMORY, MOVING, NOT_FINITE, OTHER_SIZES, REFUSED, UseDefinitions
+from .answers import EXCEEDS, MEMORY, MOVING, NOT_FINITE, OTHER_SIZES, REFUSED, Mismatch, UseDefinitions
 from .exchanges import exchanges, only_sent
 from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
@@ -32,7 +32,6 @@ from .plan import Execute, Plan, exclusives
 from .recompute import Recomputing
 from .trace import (
     DynamicCall,
-    Mismatch,
     NotOpen,
     SharedValues,
 )
