@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -278,6 +277,8 @@ class SingaRep(backend.SingaRep):
 def _written(t: Tensor) -> Any:
     """A value that changes whenever the tensor is written to; a digest of the contents if its storage was given away."""
     if t._is_shared:
+        import hashlib  # 3 ms: it loads OpenSSL
+
         return hashlib.blake2b(np.ascontiguousarray(t._data).tobytes(), digest_size=16).digest()
     return t._writes
 
