@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from singa_backend import dtypes
-from singa_backend.autodiff import roles as role
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import SingaBackend, SingaRep, check_last_layers, prepare_rewritten, selected_part, unpickled
 from singa_backend.errors import InvalidInput
@@ -29,12 +28,15 @@ from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
 from singa_backend.runtime.failures import rule_errors
 
-from .._core import provenance, random, sync_norm, tape, trace
+from .._core import provenance, random, tape, trace
 from .._core.node import Node as TapeNode
 from .._core.tensor import Tensor, op
 from .._core.variable import Member
 from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
+
+if TYPE_CHECKING:  # the methods that need them import them: runs on arrays make no Tensors
+    from singa_backend.autodiff import roles as role
 
 _SMALL = 64
 """The maximum number of elements of an input whose value is kept as an example."""
@@ -123,6 +125,8 @@ class Imported:
 
     def _made(self, changed: Mapping[str, np.ndarray]) -> _Members:
         """Make the Tensors, with these values other than those of the file; the session computes with their storage."""
+        from singa_backend.autodiff import roles as role
+
         graph, device, session = self.graph, self.device.backend, self.rep._session
         session.check_file()
         floats = {n for n, a in graph.states.items() if dtypes.is_float(a.dtype)}
@@ -195,6 +199,8 @@ class Imported:
 
     def constants(self) -> list[str]:
         """The names of the constants, whether they train or not."""
+        from singa_backend.autodiff import roles as role
+
         return [n for n, r in self.roles.items() if r.kind == role.CONSTANT]
 
     def is_fixed(self, name: str) -> bool:
@@ -501,6 +507,8 @@ class Imported:
         if not training:
             y = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum)
             return [y, inputs[3], inputs[4]][: len(node.outputs)]
+        from .._core import sync_norm
+
         group = sync_norm.current()
         if group is None:
             y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
