@@ -13,7 +13,6 @@ from .ir.graph import Graph, Node
 from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
-from .machine import without_collector
 from .plans.answers import Mismatch, UseDefinitions
 from .plans.open.caches import Receivers
 from .proto.tensor_data import ModelFile
@@ -360,9 +359,9 @@ class Session:
         if before not in (None, now) and not self.options.deterministic:
             self._planner = None
             return CHANGED
-        with without_collector():  # 40 ms, which a model that is only prepared does not need
-            from .plans.flat import NotFlat
-            from .plans.planner import Planner
+        from .plans.flat import NotFlat  # 50 ms, which a model that is only prepared does not need
+        from .plans.planner import Planner
+
         try:
             planner = self._planner = Planner(
                 self.graph, self._executor, self.options, allowed=self.limits, weights=now, replaced=self.replaced
