@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,6 @@ class Imported:
 
         from .._core.tensor import Tensor
         from .._core.variable import Member
-        from .tensor_runs import constant
 
         graph, device, session = self.graph, self.device.backend, self.rep._session
         session.check_file()
@@ -262,8 +261,6 @@ class Imported:
 
     def with_states(self, values: Mapping[str, Any]) -> Imported:
         """Return the same graph with a copy of parameters and statistics, and with these arrays of the device by name."""
-        from .tensor_runs import constant
-
         made = copy.deepcopy(self)
         for name, t in made.tensors().items():
             if name in values:  # training writes to it
@@ -340,20 +337,14 @@ class Imported:
         every = {**self.parameters, **self.statistics}
         return {name: every[name] for name in self.graph.initializers if name in every}
 
-    def forward(
-        self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1, training: bool = False
-    ) -> list[Tensor]:
-        """The outputs for these inputs, as Tensors.
 
-        Args:
-            inputs: Tensors or arrays in the order of the graph's inputs; they are cast to the declared dtypes.
-            aux_output: names of values to return after the outputs.
-            last_layers: the operators to run, as for `SingaRep.run`.
-            training: whether BatchNormalization uses the statistics of the batch, and Dropout drops elements.
-        """
-        from . import tensor_runs
+def constant(name: str, array: Any, device: Device) -> Tensor:
+    """An initializer that is not a parameter."""
+    from .._core.tensor import Tensor
 
-        return tensor_runs.forward(self, inputs, aux_output, last_layers, training)
+    made = Tensor._of(array, device, False)
+    made._is_constant, made.name = True, name
+    return made
 
 
 _STORAGE = ("_data", "_creator", "_origin", "_member", "_version", "_writes", "_is_shared")

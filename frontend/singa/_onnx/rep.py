@@ -236,7 +236,9 @@ class SingaRep(backend.SingaRep):
         check_keywords("run", kwargs, ("last_layers", "aux_output"))
         if isinstance(inputs, dict):
             values = [inputs.get(v.name) for v in self.inputs]
-        return self.imported.forward(list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
+        from .tensor_runs import forward
+
+        return forward(self.imported, list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
 
     def _weights(self) -> Any:
         return tuple(map(_written, self.imported.tensors().values())) if self.imported.has_members else ()

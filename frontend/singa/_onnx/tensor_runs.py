@@ -21,12 +21,21 @@ from singa_backend.runtime.failures import rule_errors
 from .._core import provenance, random, sync_norm, tape, trace
 from .._core.node import Node as TapeNode
 from .._core.tensor import Tensor, op
-from ..device import Device
-from .imported import SMALL, Imported
+from .imported import SMALL, Imported, constant
 
 
-def forward(model: Imported, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
-    """The outputs for these inputs, as Tensors; the arguments are those of `Imported.forward`."""
+def forward(
+    model: Imported, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1, training: bool = False
+) -> list[Tensor]:
+    """The outputs for these inputs, as Tensors.
+
+    Args:
+        model: the model.
+        inputs: Tensors or arrays in the order of the graph's inputs; they are cast to the declared dtypes.
+        aux_output: names of values to return after the outputs.
+        last_layers: the operators to run, as for `SingaRep.run`.
+        training: whether BatchNormalization uses the statistics of the batch, and Dropout drops elements.
+    """
     with provenance.suspended:  # the origin of the outputs is the model as a whole
         made = _forward(model, inputs, aux_output, last_layers, training)
 
@@ -261,13 +270,6 @@ class NodeOperator:
 
 def _visit(op: Interpreter[Any], node: Node, values: list[Any], frame: list[Any]) -> list[Any]:
     return replay.visit(op, node, values, frame, _visit)
-
-
-def constant(name: str, array: Any, device: Device) -> Tensor:
-    """An initializer that is not a parameter."""
-    made = Tensor._of(array, device, False)
-    made._is_constant, made.name = True, name
-    return made
 
 
 def _state_of(t: Tensor) -> tuple[bool, bytes]:
