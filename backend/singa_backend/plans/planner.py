@@ -30,11 +30,7 @@ from .gradients import Gradients, RefusedGradient
 from .open_sizes import OpenAxes, PlanForm, growing_caches, grown_axes
 from .plan import Execute, Plan, exclusives
 from .recompute import Recomputing
-from .trace import (
-    DynamicCall,
-    NotOpen,
-    SharedValues,
-)
+from .trace import DynamicCall, NotOpen, SharedValues
 from .updates import NotInPlace, place_last
 
 PLANS = 16

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +87,8 @@ class Imported:
         self.device: Device = resolve_device(device)
         self.train_constants = train_constants
         self.seen: list[Any] = []
-        if rewrite is not None:
-            self._adopt(prepare_rewritten(model, self.device.backend, rewrite, **kwargs), {})
-            return
-        self._adopt(SingaBackend.prepare(model, self.device.backend, **kwargs), {})
+        prepare = SingaBackend.prepare if rewrite is None else partial(prepare_rewritten, rewrite=rewrite)
+        self._adopt(prepare(model, self.device.backend, **kwargs), {})
 
     def _adopt(
         self,

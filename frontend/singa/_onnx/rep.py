@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -203,13 +203,9 @@ class SingaRep(backend.SingaRep):
     @property
     def layers(self) -> list[SingaOps]:
         """The nodes in the order in which they run, each with a function that computes it: (node, operator) pairs."""
-        return list(self._layers())
-
-    def _layers(self) -> Iterator[SingaOps]:
         from .tensor_runs import Step
 
-        for node in self.graph.nodes:
-            yield SingaOps(OnnxNode(node), Step(self.imported, node))
+        return [SingaOps(OnnxNode(node), Step(self.imported, node)) for node in self.graph.nodes]
 
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         """Run the model on arrays, or on Tensors.

@@ -237,8 +237,8 @@ class Step:
         self._imported, self._node = imported, node
 
     def __call__(self, *xs: Tensor | None) -> tuple[Tensor, ...]:
-        frame: list[Any] = []  # values captured by subgraphs are in the frame of a whole run, which one call does not have
-        return tuple(visit(self._imported, op, self._node, list(xs), frame, False))
+        # values captured by subgraphs are in the frame of a whole run, which one call does not have
+        return tuple(visit(self._imported, op, self._node, list(xs), [], False))
 
     def __repr__(self) -> str:
         return f"<{self._node}>"
