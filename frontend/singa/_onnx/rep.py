@@ -203,9 +203,9 @@ class SingaRep(backend.SingaRep):
     @property
     def layers(self) -> list[SingaOps]:
         """The nodes in the order in which they run, each with a function that computes it: (node, operator) pairs."""
-        from .tensor_runs import Step
+        from .tensor_runs import NodeStep
 
-        return [SingaOps(OnnxNode(node), Step(self.imported, node)) for node in self.graph.nodes]
+        return [SingaOps(OnnxNode(node), NodeStep(self.imported, node)) for node in self.graph.nodes]
 
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         """Run the model on arrays, or on Tensors.

@@ -230,7 +230,7 @@ def _dropout(node: Node, inputs: list[Any], training: bool) -> list[Any]:
     return list(random.dropout(x, ratio))[: len(node.outputs)]
 
 
-class Step:
+class NodeStep:
     """A node as a function of tensors."""
 
     def __init__(self, imported: Imported, node: Node) -> None:
