@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from .ir.gradient import GRADIENT
 from .ir.graph import Graph, Node, Value
 from .ir.versioned import VersionedOperator
 from .kernels.options import options
-from .kernels.rows import reduces
 from .kernels.table import TRAINING, gradient_kernel, gradient_kernels, kernels_of
 from .kernels.values import dense, order_of
 from .plans.answers import NOT_FINITE
@@ -248,8 +247,7 @@ class PlannedEager(Eager):
         return [next(rest) if w else None for w in wanted]
 
 
-@dataclass(frozen=True, slots=True)
-class _Forward:
+class _Forward(NamedTuple):
     """What is known of the kernels of an operator.
 
     Attributes:
@@ -264,6 +262,8 @@ class _Forward:
 @cache
 def _forward_kernel(domain: str, name: str, version: int) -> _Forward | None:
     """What is known of the kernels of an operator; None if its definition is as fast."""
+    from .kernels.rows import reduces  # 20 ms, which a model that is only prepared does not need
+
     newest, declaration = newest_declaration(domain, name), declarations[domain, name][version]
     if newest is None or newest.traits & CHEAP or declaration.host:
         return None

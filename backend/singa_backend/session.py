@@ -13,16 +13,14 @@ from .ir.graph import Graph, Node
 from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
-from .plans.answers import UseDefinitions
-from .plans.flat import NotFlat
+from .plans.answers import Mismatch, UseDefinitions
 from .plans.open.caches import Receivers
-from .plans.planner import Planner
-from .plans.trace import Mismatch
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer
 from .runtime.feeds import holds_strings, ids_of, owned_copy
 
 if TYPE_CHECKING:
+    from .plans.planner import Planner
     from .plans.profile import Profile
 
 REPLACEMENTS = 4
@@ -361,6 +359,9 @@ class Session:
         if before not in (None, now) and not self.options.deterministic:
             self._planner = None
             return CHANGED
+        from .plans.flat import NotFlat  # 50 ms, which a model that is only prepared does not need
+        from .plans.planner import Planner
+
         try:
             planner = self._planner = Planner(
                 self.graph, self._executor, self.options, allowed=self.limits, weights=now, replaced=self.replaced

@@ -29,7 +29,6 @@ from singa_backend.devices import device as devices
 from singa_backend.errors import DeviceUnavailable, InvalidModel, UnsupportedModel
 from singa_backend.ir.declaration import declarations, operator
 from singa_backend.limits import Limits
-from singa_backend.proto import source as sources
 from singa_backend.proto.schemas import declare_schema, schemas
 
 F = np.float32
@@ -410,7 +409,7 @@ def test_a_file_is_read_once_for_its_hash(tmp_path: Path, monkeypatch: pytest.Mo
         read.append(file.name if isinstance(file.name, str) else os.readlink(f"/proc/self/fd/{file.name}"))
         return real(file, name)
 
-    monkeypatch.setattr(sources.hashlib, "file_digest", counted)
+    monkeypatch.setattr(hashlib, "file_digest", counted)
     path = saved(tmp_path, net(WIDE), external=True)
     rep, model = singa_backend.prepare(path), sonnx.SONNXModel(path)
     assert read == []  # preparing reads only what it needs

@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper, parser
 
 from singa import autograd, layer, opt, sonnx
 from singa._core.tensor import Tensor, to_numpy
+from singa._onnx.tensor_runs import forward
 from singa.model import Model
 from singa_backend import dtypes
 from singa_backend.engines.oracle import Oracle
@@ -264,7 +265,7 @@ def test_copies_and_pickles_of_a_changed_model() -> None:
     for other in (copy.deepcopy(m), pickle.loads(pickle.dumps(m.imported))):
         imported = getattr(other, "imported", other)
         assert imported["W"].data.dtype == np.float16
-        np.testing.assert_array_equal(to_numpy(imported.forward([Tensor(data=X)])[0]), expected)
+        np.testing.assert_array_equal(to_numpy(forward(imported, [Tensor(data=X)])[0]), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -313,7 +314,7 @@ def test_constants_of_a_file_without_weights_do_not_become_parameters(text: str)
         np.testing.assert_allclose(to_numpy(y), expected, rtol=1e-3)
     again = pickle.loads(pickle.dumps(m.imported))
     assert list(again.tensors()) == names
-    np.testing.assert_array_equal(to_numpy(again.forward([x])[0]), to_numpy(y))
+    np.testing.assert_array_equal(to_numpy(forward(again, [x])[0]), to_numpy(y))
 
 
 def test_the_model_of_an_importer_follows() -> None:

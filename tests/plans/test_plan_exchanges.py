@@ -17,12 +17,11 @@ from singa_backend import limits
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess
 from singa_backend.kernels import onednn
 from singa_backend.kernels.table import Invalid, Options
-from singa_backend.plans.answers import NOT_FINITE, REFUSED
+from singa_backend.plans.answers import NOT_FINITE, REFUSED, Mismatch
 from singa_backend.plans.flat import has_kernel_only
 from singa_backend.plans.gradients import RefusedGradient
 from singa_backend.plans.plan import Plan
 from singa_backend.plans.planner import Planner
-from singa_backend.plans.trace import Mismatch
 from singa_backend.session import NO_PLANS
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")

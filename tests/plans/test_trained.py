@@ -15,6 +15,7 @@ from singa import autograd, opt, sonnx
 from singa._core.ops import op
 from singa._core.tensor import Tensor
 from singa._onnx.imported import Imported
+from singa._onnx.tensor_runs import forward
 from singa_backend.kernels import onednn
 from singa_backend.kernels.table import GRADIENT, Options
 
@@ -70,7 +71,7 @@ def body_of(model: ModelProto) -> Any:
 
     def body(x: Tensor, weights: Tensor) -> list[Tensor]:
         mine = wide if op.dtype(x) == np.float64 else net
-        ys = mine.forward([x], training=True)
+        ys = forward(mine, [x], training=True)
         pairs = autograd.backward(op.ReduceSum(op.Mul(ys[0], weights), keepdims=0))
         found = {id(v): g for v, g in pairs}
         return [*ys, *(found[id(v)] for v in (x, *mine.parameters.values()) if v.stores_grad)]
@@ -154,7 +155,7 @@ def test_requested_values() -> None:
     """Values in the middle of a form exist if a step requests them by name, or stops at them."""
     net = Imported(file_of(f"h = MatMul(x, u) {GELU} y = Identity(z)"))
     for options in {"aux_output": ["f"]}, {"last_layers": -4}:
-        step = agree(lambda x, o=options: net.forward([x], **o), [normal(5, 7, 33)], [0], joined=[], tolerance=1e-5)
+        step = agree(lambda x, o=options: forward(net, [x], **o), [normal(5, 7, 33)], [0], joined=[], tolerance=1e-5)
         assert "Erf" in recorded(step)
 
 

@@ -5,7 +5,7 @@ The answers are those of the declarations; conform/gradient_matrix compares the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..interpreters.base import LEAST_OPSET
 from ..ir.declaration import Declaration, declarations
@@ -40,8 +40,7 @@ DIFFERENTIABLE = "gradient"
 MISSING = "missing"
 
 
-@dataclass(frozen=True)
-class GradientSupport:
+class GradientSupport(NamedTuple):
     """Whether an operator version has a gradient.
 
     Attributes:

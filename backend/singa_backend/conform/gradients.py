@@ -169,7 +169,7 @@ def in_double(domain: str, name: str) -> Iterator[None]:
         inputs = [p.type_str for p in schemas[d, n][version].inputs]
         alike = [tuple(i for i, t in enumerate(inputs) if t == o.type_str) for o in schemas[d, n][version].outputs]
         wider = tuple((a or (0,)) if b == np.float32 else b for a, b in zip(alike, types.bound, strict=True))
-        return replace(types, bound=wider)
+        return types._replace(bound=wider)
 
     infer = type_inference._inferred
 

@@ -6,11 +6,10 @@ import contextlib
 import errno
 import os
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DeviceFailure, DeviceUnavailable, ResourceExhausted, SonnxError
 from ..limits import format_bytes
@@ -27,8 +26,7 @@ _OUT_OF_MEMORY = (
 """How the messages of CUDA's libraries begin when the device is out of memory."""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """Why CUDA cannot be used.
 
     Attributes:

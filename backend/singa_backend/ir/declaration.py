@@ -72,7 +72,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from onnx import defs
@@ -133,8 +133,7 @@ TRAITS = {
 """The traits that a declaration may have, and the meaning of each."""
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """An input parameter of a body: how to read it, and its default if it is absent."""
 
     name: str

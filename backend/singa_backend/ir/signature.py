@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from onnx import AttributeProto, defs
@@ -16,8 +15,7 @@ from ..proto.schemas import type_strings
 _SINGLE, _VARIADIC = defs.OpSchema.FormalParameterOption.Single, defs.OpSchema.FormalParameterOption.Variadic
 
 
-@dataclass(frozen=True)
-class FormalParameter:
+class FormalParameter(NamedTuple):
     """An input or output.
 
     Attributes:
@@ -35,8 +33,7 @@ class FormalParameter:
     repeats: bool
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """The inputs, the outputs and the attributes of one version of an operator.
 
     Attributes:

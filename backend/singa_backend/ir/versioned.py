@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import defs
@@ -24,8 +23,7 @@ _SMALL = 1 << 16
 """Broadcast results of at most this many elements are not checked against the limits."""
 
 
-@dataclass(frozen=True)
-class _Types:
+class _Types(NamedTuple):
     """The type constraints of a schema version.
 
     Attributes:
@@ -80,8 +78,7 @@ def _types(domain: str, name: str, version: int) -> _Types:
     )
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """How to call a body, computed once for each combination of input dtypes.
 
     Attributes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from .sizes import at_least_zero
 SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """Along axis i, window o reads the cells o * strides[i] - begins[i] + j * dilations[i] for j in range(kernel[i]).
 
     The places of all cells are below 2^63.  Strides and dilations without effect are small: see `_effective`.
@@ -169,7 +168,7 @@ def _effective(at: Windows) -> Windows:
     dilations = tuple(1 if k == 1 else d for k, d in zip(at.kernel, at.dilations, strict=True))
     if (strides, dilations) == (at.strides, at.dilations):
         return at
-    return replace(at, strides=strides, dilations=dilations)
+    return at._replace(strides=strides, dilations=dilations)
 
 
 def explicit(auto_pad: str) -> bool:

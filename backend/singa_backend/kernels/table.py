@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -259,8 +259,7 @@ class Site(ABC):
 Body = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A kernel of the table.
 
     Attributes:
@@ -338,8 +337,7 @@ def _always(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class GradientKernel:
+class GradientKernel(NamedTuple):
     """What a gradient kernel needs.
 
     Attributes:

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..ir.graph import Node
+
+
+class Mismatch(Exception):
+    """A run has returned a value of another shape or kind than the trace: the call must end a segment."""
+
+    def __init__(self, call: Node) -> None:
+        super().__init__(call.op_type)
+        self.call = call
+
 
 @dataclass(frozen=True)
 class UseDefinitions:

@@ -22,7 +22,7 @@ from ..ir import graph as ir
 from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
 from ..runtime.executor import Executor, Visitor
-from .answers import EXCEEDS, MEMORY, MOVING, NOT_FINITE, OTHER_SIZES, REFUSED, UseDefinitions
+from .answers import EXCEEDS, MEMORY, MOVING, NOT_FINITE, OTHER_SIZES, REFUSED, Mismatch, UseDefinitions
 from .exchanges import exchanges, only_sent
 from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
@@ -30,12 +30,7 @@ from .gradients import Gradients, RefusedGradient
 from .open_sizes import OpenAxes, PlanForm, growing_caches, grown_axes
 from .plan import Execute, Plan, exclusives
 from .recompute import Recomputing
-from .trace import (
-    DynamicCall,
-    Mismatch,
-    NotOpen,
-    SharedValues,
-)
+from .trace import DynamicCall, NotOpen, SharedValues
 from .updates import NotInPlace, place_last
 
 REASONS = 64

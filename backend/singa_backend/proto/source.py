@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -123,6 +122,8 @@ def _digest(path: str, wanted: Identity | None = None) -> tuple[Identity, str]:
         if wanted is not None and before != wanted:
             return before, ""
         if before not in _digests:
+            import hashlib  # 3 ms: it loads OpenSSL
+
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             if Identity.of(os.fstat(file.fileno())) != before:
                 raise OSError(0, "it was changed while it was read", path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import helper
@@ -214,8 +213,7 @@ _NOT_KEPT: Any = type("NotKept", (), {"__repr__": lambda self: "a value that the
 # --- the gradients of one call, for `creator.backward(dy)`
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
+class FunctionCall(NamedTuple):
     """The nodes that one call of a function recorded.
 
     Attributes:

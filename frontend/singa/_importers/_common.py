@@ -18,6 +18,7 @@ from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 from .._core import tape
 from .._core.tensor import Tensor
 from .._onnx.model import SONNXModel
+from .._onnx.tensor_runs import forward
 from ..device import DeviceLike
 from ._cleaning import rename
 from ._onnx import from_onnx
@@ -200,7 +201,7 @@ def outputs(model: SONNXModel, names: Sequence[str], feeds: Sequence[Any]) -> li
     given = [known[n] for n in declared] if set(declared) <= set(known) else feeds
     with tape.no_tape():
         inputs = [Tensor(data=as_array(x), device=imported.device, requires_grad=False) for x in given]
-        return [as_array(y) for y in imported.forward(inputs, training=False)]
+        return [as_array(y) for y in forward(imported, inputs)]
 
 
 def verify(

@@ -1,24 +1,20 @@
-"""Runs an ONNX model on Tensors: its initializers are parameters, and its operators can be recorded on the tape."""
+"""An ONNX model whose initializers are parameters; `tensor_runs.py` runs it on Tensors."""
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from singa_backend import dtypes
-from singa_backend.autodiff import roles as role
-from singa_backend.autodiff.replay import visit
-from singa_backend.backend import SingaBackend, SingaRep, check_last_layers, prepare_rewritten, selected_part, unpickled
-from singa_backend.errors import InvalidInput
-from singa_backend.interpreters.base import Interpreter
+from singa_backend.backend import SingaBackend, SingaRep, prepare_rewritten, unpickled
 from singa_backend.ir.custom import CustomOperator, scoped
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.ir.reader import read
@@ -26,17 +22,16 @@ from singa_backend.ir.run_order import run_order
 from singa_backend.ir.variants import with_states, with_weights
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
-from singa_backend.proto.values import Value, declared_type
-from singa_backend.runtime.failures import rule_errors
 
-from .._core import provenance, random, sync_norm, tape, trace
-from .._core.node import Node as TapeNode
-from .._core.tensor import Tensor, op
-from .._core.variable import Member
 from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
 
-_SMALL = 64
+if TYPE_CHECKING:  # the methods that need them import them: runs on arrays make no Tensors
+    from singa_backend.autodiff import roles as role
+
+    from .._core.tensor import Tensor
+
+SMALL = 64
 """The maximum number of elements of an input whose value is kept as an example."""
 
 
@@ -92,10 +87,8 @@ class Imported:
         self.device: Device = resolve_device(device)
         self.train_constants = train_constants
         self.seen: list[Any] = []
-        if rewrite is not None:
-            self._adopt(prepare_rewritten(model, self.device.backend, rewrite, **kwargs), {})
-            return
-        self._adopt(SingaBackend.prepare(model, self.device.backend, **kwargs), {})
+        prepare = SingaBackend.prepare if rewrite is None else partial(prepare_rewritten, rewrite=rewrite)
+        self._adopt(prepare(model, self.device.backend, **kwargs), {})
 
     def _adopt(
         self,
@@ -123,6 +116,11 @@ class Imported:
 
     def _made(self, changed: Mapping[str, np.ndarray]) -> _Members:
         """Make the Tensors, with these values other than those of the file; the session computes with their storage."""
+        from singa_backend.autodiff import roles as role
+
+        from .._core.tensor import Tensor
+        from .._core.variable import Member
+
         graph, device, session = self.graph, self.device.backend, self.rep._session
         session.check_file()
         floats = {n for n, a in graph.states.items() if dtypes.is_float(a.dtype)}
@@ -133,7 +131,7 @@ class Imported:
             name = names[slot]
             if not dtypes.is_float(array.dtype):
                 kept = device.put(changed[name]) if name in changed else array
-                made.constants[name] = _constant(name, kept, self.device)
+                made.constants[name] = constant(name, kept, self.device)
                 if name in changed:
                     session.replace(name, kept)
                     self.rep._given[name] = kept
@@ -195,6 +193,8 @@ class Imported:
 
     def constants(self) -> list[str]:
         """The names of the constants, whether they train or not."""
+        from singa_backend.autodiff import roles as role
+
         return [n for n, r in self.roles.items() if r.kind == role.CONSTANT]
 
     def is_fixed(self, name: str) -> bool:
@@ -245,6 +245,8 @@ class Imported:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Imported:
         """Return the same graph with a copy of parameters and statistics."""
+        from .._core.variable import Member
+
         made = Imported.__new__(Imported)
         memo[id(self)] = made
         made.__dict__.update(self.__dict__)
@@ -264,7 +266,7 @@ class Imported:
                 t._data = t.device.backend.put(np.array(self.device.backend.get(values[name])))
         given = {n: v for n, v in values.items() if n in self._constants}
         made._fusion = None
-        made.members.constants = self._constants | {n: _constant(n, v, self.device) for n, v in given.items()}
+        made.members.constants = self._constants | {n: constant(n, v, self.device) for n, v in given.items()}
         made.rep = made.rep.with_states({**given, **{n: t._data for n, t in made.tensors().items()}})
         return made
 
@@ -313,6 +315,8 @@ class Imported:
 
     def become(self, other: Imported) -> None:
         """Take over the model of `moved`; the tensors stay the same objects."""
+        from .._core.variable import Member
+
         mine = self.tensors()
         for group in (other.parameters, other.statistics):
             for name, new in group.items():
@@ -332,225 +336,14 @@ class Imported:
         every = {**self.parameters, **self.statistics}
         return {name: every[name] for name in self.graph.initializers if name in every}
 
-    def forward(
-        self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1, training: bool = False
-    ) -> list[Tensor]:
-        """The outputs for these inputs, as Tensors.
 
-        Args:
-            inputs: Tensors or arrays in the order of the graph's inputs; they are cast to the declared dtypes.
-            aux_output: names of values to return after the outputs.
-            last_layers: the operators to run, as for `SingaRep.run`.
-            training: whether BatchNormalization uses the statistics of the batch, and Dropout drops elements.
-        """
-        with provenance.suspended:  # the origin of the outputs is the model as a whole
-            made = self._forward(inputs, aux_output, last_layers, training)
-
-        def replay(xs: list[Any], train: bool) -> Sequence[Any]:
-            return self.forward(xs, aux_output, last_layers, train)
-
-        provenance.record(made, "an ONNX model", replay, list(inputs), graph=self.graph, parameters=self.parameters)
-        return made
-
-    def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
-        names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
-        check_last_layers(last_layers)
-        graph = self.graph if last_layers == -1 and not names else selected_part(self.graph, int(last_layers), names)
-        fed = self._fed(inputs)
-        if trace.current() is None:
-            with self.device.backend.active():
-                self.seen = [_seen(x) for x in fed]
-        if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
-            return self._computed(graph, fed)
-        every = {**self._constants, **self.parameters, **self.statistics, **self._numbers()}
-        current = trace.current()
-        program, constants = run_order(graph), graph.initializers
-        if current is not None and tape.training and graph is self.graph and self.device.backend.is_host:
-            fused = self._fused(fed, every)
-            program, constants = run_order(fused), fused.initializers
-        frame: list[Any] = [None] * program.size
-        for slot, name in program.state_slots:
-            frame[slot] = every[name] if name in every else _constant(name, constants[name].constant, self.device)
-        for slot, x in zip(program.input_slots, fed, strict=True):
-            frame[slot] = x
-        if current is not None:
-            for domain, version in graph.opsets.items():
-                if domain:  # the nodes of other domains are recorded in the version of the file
-                    current.writer.builder.domains.setdefault(domain, version)
-            current.writer.builder.reserve([*graph.initializers, *(n for node in graph.nodes for n in node.output_names if n)])
-
-        def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
-            before = None if current is None else current.writer.builder.ir.last
-            with rule_errors(node.op_type, node=node.name, opset=node.opset, version=node.version):
-                made = self.visit(op, node, values, here, training)
-            for y in made:
-                if isinstance(y, Tensor) and isinstance(y._creator, TapeNode):
-                    y._creator.node = y._creator.node or node.name
-            if current is None:
-                return made
-            current.named(before, made, node.output_names, node.name)
-            return made
-
-        program.walk(frame, do)
-        made = [frame[s] for s in program.output_slots]
-        if current is not None:
-            for y, output in zip(made, graph.declared_outputs, strict=True):
-                current.declared(y, declared_type(output))
-        return made
-
-    def _fused(self, fed: Sequence[Any], every: Mapping[str, Tensor]) -> Graph:
-        """The graph that a training step records on the host, in which primitive forms of an operator are one call.
-
-        Other devices have no kernels of gradients, and join the nodes of such a form to one kernel.
-
-        Args:
-            fed: the inputs.
-            every: the tensor of each initializer.
-        """
-        graph, backend = self.graph, self.device.backend
-        tensors = [(v, x) for v, x in zip(graph.inputs, fed, strict=True) if x is not None and not op.is_sequence(x)]
-        types = {v: (op.dtype(x), op.shape(x)) for v, x in tensors}
-        parameters = {n: (t._data.dtype, t._data.shape) for n, t in every.items() if not t._is_constant}
-        numbers = {n: t._data.tobytes() for n, t in every.items() if t._is_constant and n in self.parameters}
-        key = graph, types, parameters, numbers
-        if self._fusion is None or self._fusion[0] != key:
-            from singa_backend.plans.trained import fused_for_training
-
-            constants = {n: backend.get(t._data) for n, t in every.items() if t._is_constant}
-            self._fusion = key, fused_for_training(graph, constants, parameters, types) or graph
-        return self._fusion[1]
-
-    def _numbers(self) -> dict[str, Tensor]:
-        """The frozen parameters of one element, such as an epsilon, as constants of a step that is being recorded.
-
-        If one changes, or trains, the step is recorded again.  A step that is to be a file has them as inputs.
-        """
-        recorded, found = trace.current(), {}
-        if recorded is not None and self.device.backend.is_host:
-            for name, t in self.parameters.items():
-                if t._data.size == 1 and not t.stores_grad and not recorded.binds(t):
-                    trace.depends(t, partial(_state_of, t))
-                    found[name] = _constant(name, t._data.copy(), self.device)
-        return found
-
-    def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
-        """Without a tape the session of the model runs the graph.
-
-        The values of parameters are inputs of its plan: whatever wrote to them, also to a view of one, is in the next run, and
-        training does not invalidate the plan.
-        """
-        made = self.rep._session.run(
-            [None if x is None else x._data for x in inputs],
-            {n: t._data for n, t in self.tensors().items()},
-            graph=None if graph is self.graph else graph,
-        )
-        return [None if v is None else Tensor._of(v, self.device, False) for v in made]
-
-    def _fed(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs of a run as Tensors."""
-        declared = self.graph.declared_inputs
-        if len(inputs) != len(declared):
-            names = ", ".join(map(str, declared)) or "nothing"
-            raise InvalidInput(f"the model takes {len(declared)} inputs ({names}), got {len(inputs)}", code="SX301")
-        return [self._input(v, x) for v, x in zip(declared, inputs, strict=True)]
-
-    def _input(self, declared: Value, x: Any) -> Any:
-        """An input as a Tensor of the declared dtype; raises InvalidInput if its device, rank or dtype does not fit."""
-        if x is None and declared.kind == "optional":
-            return None
-        if isinstance(x, (list, tuple)) and declared.kind == "sequence":
-            tensor = Tensor._of([Tensor(data=v, device=self.device)._data for v in x], self.device, False)
-        else:
-            tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
-        if str(tensor.device.backend) != str(self.device.backend):
-            text = f"input {declared} must be on the device of the model, {self.device.backend}, got {tensor.device.backend}"
-            raise InvalidInput(text, code="SX302", hint="write x.to_device(dev)")
-        if declared.shape is not None and not op.is_sequence(tensor) and len(tensor.shape) != len(declared.shape):
-            text = f"input {declared} must have {len(declared.shape)} axes, got shape {tensor.shape}"
-            raise InvalidInput(text, code="SX303")
-        if declared.dtype is None or op.is_sequence(tensor) or op.dtype(tensor) == declared.dtype:
-            return tensor
-        if dtypes.STRING in (declared.dtype, op.dtype(tensor)):
-            text = (
-                f"input {declared} must have dtype {dtypes.onnx_name(declared.dtype)}, got {dtypes.onnx_name(op.dtype(tensor))}"
-            )
-            raise InvalidInput(text, code="SX302")
-        return op.Cast(tensor, to=dtypes.onnx_code(declared.dtype))
-
-    # --- the two operators that depend on the mode
-
-    def visit(self, op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any], training: bool) -> list[Any]:
-        """Compute a node on Tensors."""
-        if node.domain == "" and node.op_type == "BatchNormalization":
-            found = self._batch_normalization(node, inputs, training)
-            if found is not None:
-                return found
-        if node.domain == "" and node.op_type == "Dropout":
-            made = self._dropout(node, inputs, training)
-            if len(made) > 1 and (node.version or 0) < 10:  # the mask has the type of the input
-                made[1] = op.Cast(made[1], to=dtypes.onnx_code(op.dtype(inputs[0])))
-            return made
-        return visit(op, node, inputs, frame, lambda o, n, v, f: self.visit(o, n, v, f, training))
-
-    def _batch_normalization(self, node: Node, inputs: list[Any], training: bool) -> list[Any] | None:
-        """Follow the mode of the model, not that of the file; update the running statistics in training."""
-        a = node.attributes
-        if not a.get("spatial", 1) or len(inputs) < 5:
-            return None
-        epsilon, momentum = a.get("epsilon", 1e-5), a.get("momentum", 0.9)
-        if not training:
-            y = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum)
-            return [y, inputs[3], inputs[4]][: len(node.outputs)]
-        group = sync_norm.current()
-        if group is None:
-            y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
-        else:
-            y, *batch, _ = sync_norm.batch_normalization(group, inputs[0], inputs[1], inputs[2], epsilon)
-            mean, variance = (
-                op.Add(op.Mul(old, momentum), op.Mul(op.cast(new, old), 1 - momentum))
-                for old, new in zip(inputs[3:5], batch, strict=True)
-            )
-        with tape.no_tape():
-            for old, new in zip(inputs[3:], (mean, variance), strict=True):
-                if any(old is t for t in self.statistics.values()):
-                    trace.assign(old, op.cast(new, old).raw, invalidates_tape=False)
-        return [y, mean, variance][: len(node.outputs)]
-
-    def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:
-        """Follow the mode of the model.  A node with a seed uses ONNX's random stream, others that of the device."""
-        x = inputs[0]
-        if not training:
-            return [op.Identity(x), op.Cast(op.full_like(x, 1), to=dtypes.onnx_code(np.bool_))][: len(node.outputs)]
-        ratio: Any = inputs[1] if len(inputs) > 1 and inputs[1] is not None else node.attributes.get("ratio", 0.5)
-        if node.attributes.get("seed") is not None:
-            ratio = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
-            return list(op.Dropout(x, ratio, True, seed=node.attributes["seed"], outputs=2))[: len(node.outputs)]
-        return list(random.dropout(x, ratio))[: len(node.outputs)]
-
-
-def _constant(name: str, array: Any, device: Device) -> Tensor:
+def constant(name: str, array: Any, device: Device) -> Tensor:
     """An initializer that is not a parameter."""
+    from .._core.tensor import Tensor
+
     made = Tensor._of(array, device, False)
     made._is_constant, made.name = True, name
     return made
-
-
-def _state_of(t: Tensor) -> tuple[bool, bytes]:
-    """What a step that has a number as a constant depends on."""
-    return t.stores_grad, t._data.tobytes()
-
-
-def _seen(x: Any) -> Any:
-    """The example of an input: a small one keeps its values, which may be sizes or conditions; another has zeros."""
-    if x is None or isinstance(x._data, list):
-        return None if x is None else [_seen_array(v) for v in x._data]
-    return _seen_array(x._data)
-
-
-def _seen_array(value: Any) -> Any:
-    if value.size <= _SMALL:
-        return value.copy()  # on its device: few programs need it on the host
-    return np.broadcast_to(np.array("" if value.dtype == dtypes.STRING else 0, value.dtype), value.shape)
 
 
 _STORAGE = ("_data", "_creator", "_origin", "_member", "_version", "_writes", "_is_shared")
@@ -563,7 +356,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 def _shape_of(example: Any) -> Any:
     """An example of an input to pickle: its shape and dtype in place of many zeros."""
-    zeros = isinstance(example, np.ndarray) and example.size > _SMALL
+    zeros = isinstance(example, np.ndarray) and example.size > SMALL
     return (example.shape, example.dtype, example.flat[0]) if zeros else example
 
 

@@ -23,6 +23,7 @@ from ..model import Model
 from . import adapted
 from .adapted import Adapted, Base
 from .imported import Imported
+from .tensor_runs import forward
 
 
 class SONNXModel(Model):
@@ -106,7 +107,7 @@ class SONNXModel(Model):
         last_layers = kwargs.pop("last_layers", -1)
         check_keywords("forward", kwargs, ("aux_output", "last_layers"))
         trace.depends(self, lambda: self.training)
-        return self.imported.forward(input, aux_output, last_layers, training=self.training)
+        return forward(self.imported, input, aux_output, last_layers, training=self.training)
 
     # --- adapters
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from singa_backend import backend, dtypes
-from singa_backend.autodiff.replay import visit
 from singa_backend.backend import Outputs, model_of
 from singa_backend.errors import InvalidInput, check_keywords
-from singa_backend.interpreters.base import Interpreter
-from singa_backend.interpreters.builder import attribute_proto
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.proto import tensor_data
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.schemas import public_domain, schemas
 
-from .._core.tensor import Tensor, op
 from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
 from .imported import Imported
+
+if TYPE_CHECKING:
+    from .._core.tensor import Tensor
 
 
 class OnnxAttributes(dict[str, Any]):
@@ -103,39 +102,13 @@ def _proto(node: NodeProto | OnnxNode) -> NodeProto:
         raise InvalidInput(
             f"{node} contains graphs, which belong to the prepared model", code="SX300", hint="pass the NodeProto of the file"
         )
+    from singa_backend.interpreters.builder import attribute_proto
+
     domain = public_domain(node._node.domain)
     made = helper.make_node(node.op_type, node.inputs, node.outputs, node.name, domain=domain)
     given = {n: v for n, v in node.attrs.items() if n in node._node.given}
     made.attribute.extend(attribute_proto(node._node.domain, made.op_type, node._node.opset, n, v) for n, v in given.items())
     return made
-
-
-class _NodeOperator:
-    """A node as a function of Tensors, as ONNX defines it."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def __call__(self, *xs: Tensor | None) -> tuple[Tensor, ...]:
-        names = self._node.input_names
-        present = [n for n in names if n]
-        if len(xs) not in (len(names), len(present)):
-            what = f"{self._node.op_type} takes {len(present)} inputs ({', '.join(present)}), got {len(xs)}"
-            raise InvalidInput(what, code="SX301")
-        for x in xs:
-            if x is not None and not isinstance(x, Tensor):
-                what = f"the inputs of {self._node.op_type} must be tensors, got a {type(x).__name__}"
-                raise InvalidInput(what, code="SX311")
-        given = iter(xs)
-        values = list(xs) if len(xs) == len(names) else [next(given) if n else None for n in names]
-        return tuple(_visit(op, self._node, values, []))
-
-    def __repr__(self) -> str:
-        return f"<{self._node}>"
-
-
-def _visit(op: Interpreter[Any], node: Node, values: list[Any], frame: list[Any]) -> list[Any]:
-    return visit(op, node, values, frame, _visit)
 
 
 class SingaOps(NamedTuple):
@@ -145,18 +118,10 @@ class SingaOps(NamedTuple):
     operator: Any
 
 
-class _Step:
-    """A node as a function of tensors."""
-
-    def __init__(self, imported: Imported, node: Node) -> None:
-        self._imported, self._node = imported, node
-
-    def __call__(self, *xs: Tensor | None) -> tuple[Tensor, ...]:
-        frame: list[Any] = []  # values captured by subgraphs are in the frame of a whole run, which one call does not have
-        return tuple(self._imported.visit(op, self._node, list(xs), frame, False))
-
-    def __repr__(self) -> str:
-        return f"<{self._node}>"
+def _is_tensor(x: Any) -> TypeGuard[Tensor]:
+    """Whether a value is a Tensor: none is made before their module is imported, which runs on arrays do without."""
+    module = sys.modules.get("singa._core.tensor")
+    return module is not None and isinstance(x, getattr(module, "Tensor", ()))
 
 
 class SingaRep(backend.SingaRep):
@@ -238,11 +203,9 @@ class SingaRep(backend.SingaRep):
     @property
     def layers(self) -> list[SingaOps]:
         """The nodes in the order in which they run, each with a function that computes it: (node, operator) pairs."""
-        return list(self._layers())
+        from .tensor_runs import NodeStep
 
-    def _layers(self) -> Iterator[SingaOps]:
-        for node in self.graph.nodes:
-            yield SingaOps(OnnxNode(node), _Step(self.imported, node))
+        return [SingaOps(OnnxNode(node), NodeStep(self.imported, node)) for node in self.graph.nodes]
 
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         """Run the model on arrays, or on Tensors.
@@ -262,14 +225,16 @@ class SingaRep(backend.SingaRep):
             ResourceExhausted: a limit was reached.
         """
         values = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-        if not self.is_graph and not any(isinstance(x, Tensor) for x in values):
+        if not self.is_graph and not any(type(x) is not np.ndarray and _is_tensor(x) for x in values):
             return super().run(inputs, **kwargs)
         if kwargs.get("validate"):
             raise InvalidInput("validate needs inputs that are arrays, got Tensors", hint="pass tensor.to_numpy(x)")
         check_keywords("run", kwargs, ("last_layers", "aux_output"))
         if isinstance(inputs, dict):
             values = [inputs.get(v.name) for v in self.inputs]
-        return self.imported.forward(list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
+        from .tensor_runs import forward
+
+        return forward(self.imported, list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
 
     def _weights(self) -> Any:
         return tuple(map(_written, self.imported.tensors().values())) if self.imported.has_members else ()
@@ -278,6 +243,8 @@ class SingaRep(backend.SingaRep):
 def _written(t: Tensor) -> Any:
     """A value that changes whenever the tensor is written to; a digest of the contents if its storage was given away."""
     if t._is_shared:
+        import hashlib  # 3 ms: it loads OpenSSL
+
         return hashlib.blake2b(np.ascontiguousarray(t._data).tobytes(), digest_size=16).digest()
     return t._writes
 
@@ -363,11 +330,13 @@ class SingaBackend(backend.SingaBackend):
         node = _proto(node)
         named = isinstance(inputs, Mapping)
         values = list(inputs.values() if named else inputs if isinstance(inputs, (list, tuple)) else [inputs])
-        if not any(isinstance(x, Tensor) for x in values):
+        if not any(map(_is_tensor, values)):
             return super().run_node(node, inputs, resolve_device(device).backend, outputs_info, **kwargs)
+        from .._core.tensor import Tensor
+
         kwargs.setdefault("opset_version", cls._opset_version)
-        dev = next(x.device for x in values if isinstance(x, Tensor))
-        arrays: Any = [dev.backend.get(x._data if isinstance(x, Tensor) else x) for x in values]
+        dev = next(x.device for x in values if _is_tensor(x))
+        arrays: Any = [dev.backend.get(x._data if _is_tensor(x) else x) for x in values]
         if named:
             arrays = dict(zip(inputs, arrays, strict=True))
         made = super().run_node(node, arrays, dev.backend, outputs_info, **kwargs)
@@ -376,7 +345,9 @@ class SingaBackend(backend.SingaBackend):
     @classmethod
     def _onnx_node_to_singa_op(cls, onnx_node: NodeProto | OnnxNode, opset_version: int = _opset_version) -> Any:
         """Make an operator of a node, which is checked as a model is; see `get_op`."""
-        return _NodeOperator(backend.SingaBackend.prepare(model_of(_proto(onnx_node), opset_version)).graph.nodes[0])
+        from .tensor_runs import NodeOperator
+
+        return NodeOperator(backend.SingaBackend.prepare(model_of(_proto(onnx_node), opset_version)).graph.nodes[0])
 
 
 def get_op(onnx_node: NodeProto | OnnxNode, opset_version: int = SingaBackend._opset_version) -> Any:

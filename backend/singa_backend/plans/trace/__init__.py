@@ -3,14 +3,13 @@
 from ...kernels.values import OpaqueValue
 from .exact import OtherSteps
 from .open import NotOpen, attends
-from .segment import Cache, Continuation, DynamicCall, Mismatch, PlanFacts, PlanTrace, RunState, Segment, SharedValues
+from .segment import Cache, Continuation, DynamicCall, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 from .walk import Tracer
 
 __all__ = [
     "Cache",
     "Continuation",
     "DynamicCall",
-    "Mismatch",
     "NotOpen",
     "OpaqueValue",
     "OtherSteps",

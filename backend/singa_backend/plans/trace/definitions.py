@@ -17,11 +17,12 @@ from ...ir.sizes import now, settled
 from ...kernels.table import worst
 from ...kernels.values import FINITE, NAN, Bound, OpaqueValue, PlanStep, Value
 from ...kernels.work import flops
+from ..answers import Mismatch
 from ..flat import model_node
 from ..open.products import OpenProduct
 from ..updates import NotInPlace
 from .by_name import inferred_shapes, unknown_axes
-from .segment import DynamicCall, Entry, Mismatch, RunState
+from .segment import DynamicCall, Entry, RunState
 from .values import TraceValues
 
 

@@ -15,12 +15,13 @@ from ...kernels import onednn
 from ...kernels.table import Invalid
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...proto.schemas import MICROSOFT
+from ..answers import Mismatch
 from ..flat import model_node
 from ..open.caches import GrowingSpace, append
 from ..open.products import OpenProduct
 from .choose import Chooser
 from .definitions import DefinitionStep, unshared
-from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, Record
+from .segment import Appended, Cache, Cell, Cells, Entry, Record
 
 
 class NotOpen(Exception):

@@ -23,15 +23,6 @@ from ..open.caches import Receivers, Replaced, ZeroCopy, unbound
 from ..updates import require_apart
 from .items import Item
 
-
-class Mismatch(Exception):
-    """A run has returned a value of another shape or kind than the trace: the call must end a segment."""
-
-    def __init__(self, call: ir.Node) -> None:
-        super().__init__(call.op_type)
-        self.call = call
-
-
 Entry = Value | OpaqueValue
 
 
