@@ -425,8 +425,8 @@ class Model(Layer):
             if step is None:
                 del self._steps[key]
                 self._steps[form, None] = []  # there is a graph for each size
-                return self._graph_step(input, kwargs)
-        elif step is None:
+                recorded = self._steps.setdefault(self._step_key(input, kwargs), [])
+        if step is None:
             try:
                 with without_collections():
                     step = Step(self.train_one_batch, input, kwargs, self._plan_options())

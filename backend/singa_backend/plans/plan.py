@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-import weakref
 from collections.abc import Callable, Collection, Sequence
-from contextvars import Context
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -40,6 +37,7 @@ from .trace import (
     SharedValues,
     Tracer,
 )
+from .turns import Exclusive
 
 _SMALL = 1 << 12
 
@@ -58,28 +56,6 @@ BRANCHES = 16
 
 Execute = Callable[[Segment, limits.Budget], None]
 """Runs the steps of a segment."""
-
-
-exclusives: weakref.WeakSet[Exclusive] = weakref.WeakSet()
-
-
-class Exclusive:
-    """What plans that share memory take turns with.
-
-    Attributes:
-        lock: is held during a run.
-        context: of the runs.
-    """
-
-    def __init__(self) -> None:
-        self.renew()
-        exclusives.add(self)
-
-    def renew(self) -> None:
-        """Make both; in a forked child another thread of the parent may have been in them."""
-        self.lock = threading.Lock()
-        self.context = Context()
-        self.context.run(np.seterr, all="ignore")
 
 
 class PlanOwner(Protocol):

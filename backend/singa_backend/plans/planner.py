@@ -28,9 +28,10 @@ from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .open_sizes import OpenAxes, PlanForm, growing_caches, grown_axes
-from .plan import Execute, Plan, exclusives
+from .plan import Execute, Plan
 from .recompute import Recomputing
 from .trace import DynamicCall, NotOpen, SharedValues
+from .turns import exclusives
 from .updates import NotInPlace, place_last
 
 REASONS = 64
