@@ -132,6 +132,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Identity": lambda call, x: x, "Concat": lambda call, *xs: np.concatenate(xs, call.attributes["axis"]),
     "Add": _elementwise(lambda a, b: a + b), "Sub": _elementwise(lambda a, b: a - b), "Mul": _elementwise(lambda a, b: a * b),
     "Div": _elementwise(_divided), "Max": _elementwise(max), "Min": _elementwise(min),
+    "Equal": _elementwise(lambda a, b: bool(a == b)), "Less": _elementwise(lambda a, b: bool(a < b)),
+    "Greater": _elementwise(lambda a, b: bool(a > b)),
     "ReduceProd": lambda call, x, axes=None: _reduced(call, x, axes),
 }  # fmt: skip
 
@@ -147,6 +149,8 @@ def dtype_of(call: ir.Node, x: Value) -> np.dtype[Any]:
     """The dtype of the result of a call that has a rule, by its first input."""
     if call.op_type in ("Shape", "Size"):
         return np.dtype(np.int64)
+    if call.op_type in ("Equal", "Less", "Greater"):
+        return np.dtype(np.bool_)
     return numpy_dtype(call.attributes["to"]) if call.op_type == "Cast" else x.dtype
 
 
