@@ -226,6 +226,8 @@ class Plan:
         if self.space.scope.calls:
             self.space.scope.calls[-1].is_exact = True
         else:
+            if self.planner.roles.is_step:  # so do all others
+                self.planner.is_by_name, self.planner.open_axes = False, None
             self.space.found |= {name: self.space.values[place] for name, place in self.space.scope.symbols.items()}
 
     def _shapes(self, inputs: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
@@ -233,9 +235,8 @@ class Plan:
         self.places = []
         if self.planner.dynamic and self.planner.is_by_name:
             self.space = SizeSpace()
-        if not self.is_sized:
+        if not self.is_sized or self.planner.open_axes is None:
             return ()
-        assert self.planner.open_axes is not None
         space = SizeSpace(self.pins)
         made: list[list[Any] | None] = [list(x.shape) if isinstance(x, np.ndarray) else None for x in inputs]
         symbols: dict[str, tuple[Size, list[tuple[int, int]]]] = {}

@@ -338,7 +338,7 @@ class Planner:
         plan.pins, plan.pattern = pins, pattern
         outputs = self._trace(plan, inputs, budget)
         self.forms += 1
-        self._used(PlanForm(pattern, self.forms), plan)
+        self._used(tuple(key) if self.open_axes is None else PlanForm(pattern, self.forms), plan)
         budget.plan_is_kept()
         return NOT_FINITE if outputs is None else outputs
 

@@ -175,6 +175,9 @@ class Step:
         Args:
             args: The positional arguments.
             kwargs: The keyword arguments.
+
+        Returns:
+            False if a step that is recorded for these arguments must be compared with this one.
         """
         return self._shapes is None or self._shapes == [t._data.shape for t in _tensors((args, kwargs))]
 
@@ -185,6 +188,9 @@ class Step:
 
         Args:
             other: The other step.
+
+        Returns:
+            False if they differ.
         """
         ours, theirs = ([[id(t) for t in (*s._reads, None, *s._writes)], s._invalidated] for s in (self, other))
         if ours != theirs or len(self._completions) != len(other._completions) or not same_graphs(self.graph, other.graph):

@@ -13,7 +13,7 @@ import numpy as np
 from ... import dtypes, limits
 from ...ir import graph as ir
 from ...ir.declaration import has_trait
-from ...ir.sizes import now, settled
+from ...ir.sizes import OpenSize, now, settled
 from ...kernels.table import worst
 from ...kernels.values import FINITE, NAN, Bound, OpaqueValue, PlanStep, Value
 from ...kernels.work import flops
@@ -117,6 +117,8 @@ class Definitions(TraceValues):
             placed = made.placed()
         shapes = self.result_shapes(call, present)
         if any(s is None for s in shapes):
+            if self.roles.is_step:  # with a further segment it could not replace its inputs
+                raise OpenSize(f"the sizes of results of {call.op_type} do not follow from those of its inputs")
             self.dynamic.setdefault(model_node(call), DynamicCall())
             dynamic = True
         if model_node(call) in self.dynamic:
