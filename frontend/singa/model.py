@@ -445,7 +445,8 @@ class Model(Layer):
         seen: dict[int, tuple[int, ...]] = {}
         form = (step_form((input, kwargs), seen), self._frozen(), tuple(self._optimizers()), self.precision)
         shapes = tuple(seen.values())
-        return form, shapes if (form, None) in self._steps else batched(shapes)
+        device = next((x.device for x in input if isinstance(x, Tensor)), default_device)
+        return form, batched(shapes) if device.backend.is_host and (form, None) not in self._steps else shapes
 
     def _open_step(self, known: Step | None, sizes: Sizes, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
         """Record a step for several sizes; None if that is not possible, or one that was recorded for other sizes differs."""
