@@ -61,7 +61,7 @@ class DynamicSize:
             self.step.refused = reason
         raise NotTraceable(reason)
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc]  # that of object can be set
     def __class__(self) -> Any:  # what `isinstance` with another class reads
         if self.step is not None:
             self.step.refused = "the step asks in Python for the type of a size that differs between its runs"
