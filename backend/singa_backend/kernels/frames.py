@@ -315,7 +315,7 @@ def machine_code(
     if found is None:
         try:
             function = None if key in _ASKED else kept(key, "k")
-            waited = site.options.deterministic or waits() or site.is_open
+            waited = site.options.deterministic or waits() or (site.is_open and not site.trains)
             if function is None:
                 _ASKED[key] += now(work)
                 if not waited and now(work) < WORTH and _ASKED[key] < TOGETHER:
