@@ -179,7 +179,7 @@ class Tracer(Updater):
         self.copies.clear()
 
     def _adopt(self, values: Sequence[ir.Value], call: ir.Node) -> None:
-        names: dict[int, Any] = {}
+        names: dict[int, tuple[Any, list[tuple[OpaqueValue, int]]]] = {}
         for n, i in enumerate(values):
             cell = self.env.get(i)
             if isinstance(cell, OpaqueValue) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
@@ -204,19 +204,19 @@ class Tracer(Updater):
             n: the number of the result.
             name: of the result.
             cell: holds it.
-            names: the sizes of the call that have names.
+            names: the sizes of the call that have names, with the results and axes that have each.
         """
-        dynamic, space, results = self.dynamic[model_node(call)], self.space, self.segment.results_before
+        dynamic, space = self.dynamic[model_node(call)], self.space
         shape: list[Any] = list(cell.value.shape)
         for axis, size in enumerate(shape):
             if space is None or not dynamic.is_open(n, axis, size):
                 continue
             if size not in names:
-                names[size] = space.symbol(f"{name}[{axis}]", size)
-                results.symbols.append((len(space.values) - 1, []))
+                names[size] = space.symbol(f"{name}[{axis}]", size), []
+                self.segment.results_before.symbols.append((len(space.values) - 1, names[size][1]))
                 space.scope.calls += [dynamic] * (dynamic not in space.scope.calls)
-            results.symbols[[*names].index(size)][1].append((cell, axis))
-            shape[axis] = names[size]
+            shape[axis], places = names[size]
+            places.append((cell, axis))
         return shape
 
     def _select(self, item: Branch, pending: list[Item]) -> list[Item]:
