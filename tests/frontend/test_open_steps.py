@@ -181,9 +181,10 @@ def test_graphs_that_compute_the_same_are_equal() -> None:
     for before, after in (
         ("{2}", "{3}"), ('"tanh"', '"none"'), ("Add(a, b)", "Add(b, a)"), ("Sub(b, w)", "Sub(b, x)"), ("Mul(x, w)", "Mul(w, x)"),
         ("y = Neg(d)", "z = Neg(d) y = Neg(z)"), ("Neg(d)", "Abs(d)"), ("float[1] w = {2}", "double[1] w = {2}"),
-        ("Sub(b, w)", "Sub(a, w)"), ("y = Neg(d)", "y = Neg(b)"),
+        ("Sub(b, w)", "Sub(a, w)"), ("y = Neg(d)", "y = Neg(b)"), ("y = Neg(d)", "y = Clip(d)"),
     ):  # fmt: skip
-        assert before in GRAPH and not same_graphs(graph(GRAPH), graph(GRAPH.replace(before, after))), before
+        one, other = graph(GRAPH), graph(GRAPH.replace(before, after))
+        assert before in GRAPH and not same_graphs(one, other) and not same_graphs(other, one), before
 
 
 class Kept(Perceptron):
@@ -256,6 +257,12 @@ def test_sizes_for_reshape_and_results_that_are_no_tensors() -> None:
     for n in (6, 6, 5, 7, 6):
         counted.size = n
         assert counted(Tensor(data=np.zeros((n, 12), F)), Tensor(data=np.zeros(n, np.int64)))[2] == n
+
+
+def test_an_absent_input_is_not_a_constant() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]> g (float[n] x) => (float[n] y) <float w = {2}> { y = Clip(x, w, w) }"""
+    both, one = (read(onnx.parser.parse_model(text.replace("(x, w,", inputs))) for inputs in ("(x, w,", "(x, ,"))
+    assert same_graphs(both, both) and not same_graphs(both, one) and not same_graphs(one, both)
 
 
 def test_the_bits_of_a_step_do_not_depend_on_the_sizes_before_it() -> None:

@@ -20,18 +20,19 @@ def same_graphs(a: Graph, b: Graph, stands: dict[Value, Value] | None = None) ->
     pairs = dict(stands or {})
 
     def same(x: Value | None, y: Value | None) -> bool:
-        if x is None or y is None or x in pairs:
-            return y is (None if x is None else pairs.get(x))
-        return x.constant is not None and _same(x.constant, y.constant, pairs)
+        if x is None or y is None:
+            return x is y
+        return pairs[x] is y if x in pairs else x.constant is not None and _same(x.constant, y.constant, pairs)
 
     def node(m: Node, n: Node) -> bool:
         own, its = (_fields(one) for one in (m, n))
-        if len(m.inputs) != len(n.inputs) or len(m.outputs) != len(n.outputs) or own.keys() != its.keys():
+        sizes = [(len(one.inputs), len(one.outputs), len(one.captures)) for one in (m, n)]
+        if sizes[0] != sizes[1] or own.keys() != its.keys():
             return False
-        if not all(map(same, m.inputs, n.inputs)) or not all(map(same, m.captures.values(), n.captures.values())):
+        if not all(map(same, [*m.inputs, *m.captures.values()], [*n.inputs, *n.captures.values()])):
             return False
-        inner = {**pairs, **dict(zip(m.captures, n.captures, strict=False))}
-        if len(m.captures) != len(n.captures) or not all(_same(v, its[k], inner) for k, v in own.items()):
+        inner = {**pairs, **dict(zip(m.captures, n.captures, strict=True))}
+        if not all(_same(v, its[k], inner) for k, v in own.items()):
             return False
         pairs.update((x, y) for x, y in zip(m.outputs, n.outputs, strict=True) if x is not None and y is not None)
         return [x is None for x in m.outputs] == [y is None for y in n.outputs]
