@@ -29,7 +29,7 @@ from .ir.versioned import import_declarations
 from .kernels.options import options as plan_options
 from .kernels.table import Options
 from .limits import Budget, Flag, Limits, check_number, spend
-from .plans.open.caches import shows_cache
+from .plans.caches import shows_cache
 from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
 from .proto.source import ModelFiles, changed, check_files

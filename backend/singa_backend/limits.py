@@ -485,13 +485,13 @@ def _shown(shape: Sequence[int]) -> str:
 
 # --- the budget of the current call -----------------------------------------------------------------------------------
 
-_current: ContextVar[Budget] = ContextVar("singa_budget")
+_current: ContextVar[Budget | None] = ContextVar("singa_budget", default=None)
 _DEFAULT = Limits()
 
 
 def current() -> Budget:
     """The budget of the current call; outside a call, a new one with the default limits."""
-    budget = _current.get(None)
+    budget = _current.get()
     return Budget(_DEFAULT) if budget is None else budget
 
 
@@ -513,6 +513,11 @@ def spend(budget: Budget) -> Iterator[Budget]:
 def enter(budget: Budget) -> None:
     """Let `current()` return this budget from now on in the present context."""
     _current.set(budget)
+
+
+def leave() -> None:
+    """Let `current()` return no budget of a run from now on in the present context, which keeps none."""
+    _current.set(None)
 
 
 def admit(shape: Sequence[int], dtype: np.dtype[Any] | type[Any] | str) -> None:

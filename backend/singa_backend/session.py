@@ -14,7 +14,7 @@ from .ir.variants import with_inputs
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
 from .plans.answers import Mismatch, UseDefinitions
-from .plans.open.caches import Receivers
+from .plans.passed import Receivers
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer
 from .runtime.feeds import holds_strings, ids_of, owned_copy

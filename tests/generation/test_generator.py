@@ -118,7 +118,7 @@ def test_decoding_makes_no_new_plan_and_copies_no_cache(decoder: Decoder, tmp_pa
         outputs = runs(feeds, **more)
         planner = rep._session._planner
         assert planner is not None
-        made.append((len(planner.plans), planner.open is not None, rep._session.reason))
+        made.append((len(planner.plans), bool(planner.latest and planner.latest.caches), rep._session.reason))
         pasts = [n for n in feeds if n.startswith("past")]
         names = {n: re.sub("^past_key_values|^past", "present", n) for n in pasts}
         shared.append(all(np.shares_memory(feeds[n], outputs[names[n]]) for n in pasts))
@@ -126,7 +126,7 @@ def test_decoding_makes_no_new_plan_and_copies_no_cache(decoder: Decoder, tmp_pa
 
     object.__setattr__(rep, "run", run)
     generator.generate("The sea is", max_new_tokens=60, end_tokens=[])
-    assert len(made) == 60 and made[-1][1] and made[-1] == made[3], made  # the plan of the prompt, and the open one
+    assert len(made) == 60 and made[-1][1] and made[-1] == made[2], made  # the plan of the prompt, and that of what follows
     assert made[-1][0] == 2 and made[-1][2] is None
     if decoder.cache == "pairs":
         assert sum(shared) >= 55
@@ -158,7 +158,12 @@ def test_files_with_group_query_attention(oracle: Oracle, tmp_path: Path) -> Non
         assert list(text.tokens) == expected[len(encoded(prompt)) :]
     assert found.texts[-1].tokens == found.texts[0].tokens and len({t.tokens for t in found.texts}) == len(PROMPTS)
     planner = generator._first.rep._session._planner
-    assert planner is not None and planner.open is not None and generator._first.rep._session.reason is None
+    assert (
+        planner is not None
+        and planner.latest is not None
+        and planner.latest.caches
+        and generator._first.rep._session.reason is None
+    )
 
 
 def buffered() -> onnx.ModelProto:

@@ -13,7 +13,6 @@ from singa_backend.kernels import onednn
 from singa_backend.kernels.lowering import laid_out, packs_products, spaced
 from singa_backend.kernels.table import Options
 from singa_backend.kernels.values import aligned
-from singa_backend.plans.open.products import SMALL, OpenProduct
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
 node = helper.make_node
@@ -257,24 +256,3 @@ def test_long_sums_of_few_rows_are_added_in_parts() -> None:
     exact = feed["a"].astype(np.float64) @ weights["b"]
     error = np.abs(rep.run(list(feed.values()))[0] - exact).max() / exact.max()
     assert error <= (1e-5 if packs_products() else 1e-6)  # with AVX-512 oneDNN chooses the order
-
-
-@pytest.mark.parametrize("columns", [True, False])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("batch", [(2,), (2, 3)])
-def test_open_products(batch: tuple[int, ...], rows: int, columns: bool) -> None:
-    product, rng, used = OpenProduct(), np.random.default_rng(0), 0
-    for length in (900, 1500, 901, 7, 3000, 1):
-        memory = rng.standard_normal((*batch, length + 5, 64)).astype(np.float32)
-        held = memory[..., :length, :]  # a cache with room after it
-        b = held.swapaxes(-1, -2) if columns else held
-        a = rng.standard_normal((*batch, rows, b.shape[-2])).astype(np.float32)
-        a[..., 0, 0] = np.nan if length == 901 else 1
-        found = product(a, b)
-        if found is not None:
-            used += 1
-            np.testing.assert_allclose(found, np.matmul(a.astype(np.float64), b), rtol=1e-5, atol=1e-4)
-    large = 64 * 900 * int(np.prod(batch)) >= SMALL
-    assert used >= 1 + 2 * large if onednn.library() is not None else not used
-    for wrong in (a[0], a.astype(np.float64), a[..., :0], 3.0, None):
-        assert product(wrong, b) is None

@@ -24,7 +24,7 @@ from singa_backend.conform.fuzz.graphs import generate as graphs
 from singa_backend.kernels import values
 from singa_backend.kernels.table import Options
 from singa_backend.plans import arena
-from singa_backend.plans.open import caches
+from singa_backend.plans.passed import PASSED
 from singa_backend.plans.trace import place
 
 from .cases import CHANNELS, Draw
@@ -98,7 +98,7 @@ def guarded_plans(passed: bool = False) -> Iterator[GuardedMemory]:
         return of(given, key)
 
     arena.place = memory.place  # type: ignore[assignment]
-    place.PASSED = 1 if passed else caches.PASSED
+    place.PASSED = 1 if passed else PASSED
     values.Value.of = copied  # type: ignore[method-assign, assignment]
     for module in modules:
         module.aligned = memory.aligned  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from onnx import parser
 from singa import sonnx
 from singa_backend import InvalidInput, SingaBackend, SingaRep
 from singa_backend.backend import _receive
-from singa_backend.plans.open.caches import PASSED
+from singa_backend.plans.passed import PASSED
 from singa_backend.runtime.feeds import overlaps_itself
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'

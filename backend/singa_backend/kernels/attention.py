@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.sizes import broadcast_sizes
+from ..ir.sizes import OpenSize, broadcast_sizes, is_open, now, settled
 from .lowering import F32, derived
+from .movement import joined
 from .products import MatrixProduct
 from .softmaxes import softmax_in_place
 from .table import Site, kernel
@@ -34,19 +35,21 @@ def turned(x: Value, i: int, j: int) -> Value:
     return x.view(shape, strides)
 
 
-def extended(site: Site, past: Value, now: Value) -> Value:
-    """Past and present keys or values, one after the other along axis 2."""
-    length = past.shape[2] + now.shape[2]
-    y = site.new((*now.shape[:2], length, now.shape[3]), now.dtype, finiteness=max(past.finiteness, now.finiteness))
-    first = y.view(past.shape, y.strides)
-    rest = y.view(now.shape, y.strides, past.shape[2] * y.strides[2])
+def mask_of(site: Site, shape: Sequence[Any], key: Any, make: Callable[[], np.ndarray]) -> Value:
+    """What hides keys, by their places only: a constant, or a value that each run fills if sizes differ between runs.
 
-    def bind() -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
-        parts = [(rest, now)] + ([(first, past)] if past.size else [])
-        return [(np.copyto, (target.array, source.array)) for target, source in parts]
-
-    site.emit(bind, reads=(past, now), writes=(y,), kernel="numpy.copyto")
-    return y
+    Args:
+        site: the place.
+        shape: of the mask.
+        key: what the constant depends on.
+        make: returns it for the present sizes; each row has an element that is not negative infinity.
+    """
+    if not is_open(shape):
+        return site.shared_constant(key, make)
+    bias = site.new(shape, F32, finiteness=INFINITE)
+    bias.low = REACHED
+    site.emit(lambda: [(np.copyto, (bias.array, make()))], reads=(), writes=(bias,), kernel="numpy.copyto")
+    return bias
 
 
 class Bias:
@@ -58,40 +61,48 @@ class Bias:
     """
 
     def __init__(self, site: Site, mask: Value | None, shape: tuple[int, ...], past: int) -> None:
-        self.site, self.shape = site, shape
+        self.site, self.shape, self.past = site, shape, past
         self.terms: list[Value] = []
         self.visible: Value | None = None
-        forbidden = self._forbidden(past)
+        hides = self._hides()
         if mask is None:
-            if forbidden is not None:
-                self._constant(("windows", shape, past, self._windows()), lambda: forbidden)
-        elif mask.constant:
-            held = mask.array
+            if hides:
+                self._hidden_term()
+        elif mask.constant and mask.contents is None:
+            if is_open((*shape, past)):
+                raise OpenSize("a constant mask is joined with numbers")
+            array = mask.array
             what = ("mask", shape, past, self._windows())
-            self.terms = [derived(site, mask, what, lambda: self._joined(held, forbidden))]
+            self.terms = [derived(site, mask, what, lambda: self._joined(array, self._forbidden() if hides else None))]
             site.require((self.terms[0].array.max(-1) > -np.inf).all(), "a query sees no key")
             self.terms[0].low, self.terms[0].finiteness = REACHED, INFINITE
         elif mask.dtype == np.bool_ or mask.shape[-1] != shape[-1]:
-            self._dynamic(mask, forbidden)
+            self._dynamic(mask, hides)
         else:
             site.require(mask.dtype == F32 and mask.finiteness == FINITE, "the mask may not be finite")
             self.terms = [mask]
-            if forbidden is not None:
-                self._constant(("windows", shape, past, self._windows()), lambda: forbidden)
+            if hides:
+                self._hidden_term()
 
     def _windows(self) -> tuple[int, int, int]:
         given = self.site.attributes
         return given["is_causal"], given.get("left_window_size", -1), given.get("right_window_size", -1)
 
-    def _forbidden(self, past: int) -> np.ndarray | None:
-        """Negative infinity for the keys that causality and windows hide, 0 for others."""
+    def _hides(self) -> bool:
+        """Whether causality or windows may hide keys."""
         causal, left, right = self._windows()
         self.site.require(min(left, right) >= -1, "a window is not valid")
-        if not causal and left < 0 and right < 0:
-            return None
-        position = np.arange(self.shape[2])[:, None] + past
-        key = np.arange(self.shape[3])
-        hidden = np.zeros(self.shape[2:], np.bool_)
+        if left >= 0 or right >= 0:
+            return True
+        return bool(causal) and not (self.shape[2] == 1 and self.shape[3] == self.past + 1)
+
+    def _forbidden(self) -> np.ndarray:
+        """Negative infinity for the keys that causality and windows hide, 0 for others; of the present sizes."""
+        causal, left, right = self._windows()
+        queries, keys = settled(self.shape[2:])
+        position = np.arange(queries)[:, None] + now(self.past)
+        key = np.arange(keys)
+        hidden = np.zeros((queries, keys), np.bool_)
         if causal:
             hidden |= key > position
         if left >= 0:
@@ -100,10 +111,14 @@ class Bias:
             hidden |= key > position + right
         return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
-    def _constant(self, key: Any, make: Callable[[], np.ndarray]) -> None:
-        made = self.site.shared_constant(key, make)
-        self.site.require((made.array.max(-1) > -np.inf).all(), "a query sees no key")
-        self.terms.append(made)
+    def _hidden_term(self) -> None:
+        """Add what hides keys."""
+        windows, shape = self._windows(), self.shape[2:]
+        if is_open(shape) and max(windows[1:]) >= 0:
+            raise OpenSize("a query of another size may see no key")
+        term = mask_of(self.site, shape, ("windows", self.shape, self.past, windows), self._forbidden)
+        self.site.require(not term.constant or (term.array.max(-1) > -np.inf).all(), "a query sees no key")
+        self.terms.append(term)
 
     def _joined(self, mask: np.ndarray, forbidden: np.ndarray | None) -> np.ndarray:
         bias = np.where(mask, np.float32(0), np.float32(-np.inf)) if mask.dtype == np.bool_ else mask.astype(F32)
@@ -113,24 +128,23 @@ class Bias:
             bias = np.pad(bias, pads, constant_values=np.float32(-np.inf))
         return bias if forbidden is None else bias + forbidden
 
-    def _dynamic(self, mask: Value, forbidden: np.ndarray | None) -> None:
+    def _dynamic(self, mask: Value, hides: bool) -> None:
         """Add the steps that make a bias of a boolean or a short mask."""
         site = self.site
         site.require(mask.dtype in (np.bool_, F32) and mask.finiteness == FINITE, "the mask may not be finite")
-        wide = mask.shape[:-1] if forbidden is None else broadcast_sizes(mask.shape[:-1], self.shape[2:3])
+        wide = mask.shape[:-1] if not hides else broadcast_sizes(mask.shape[:-1], self.shape[2:3])
         bias = site.new((*wide, self.shape[-1]), F32, finiteness=FINITE)
         visible = site.new((*wide, 1), F32, finiteness=FINITE)
         given = bias.view((*wide, mask.shape[-1]), bias.strides)
         truth = mask.dtype == np.bool_
-        hidden = None if forbidden is None else forbidden < 0
 
         def bind() -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
             array, part = bias.array, given.array
             calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(array.fill, (LOWEST,))]
             calls.append((np.copyto, (part, np.float32(0), "same_kind", mask.array) if truth else (part, mask.array)))
-            if hidden is not None:
-                calls.append((np.copyto, (array, LOWEST, "same_kind", hidden)))
-            calls.append((_seen, (array, np.empty(visible.shape, np.bool_), visible.array)))
+            if hides:
+                calls.append((np.copyto, (array, LOWEST, "same_kind", self._forbidden() < 0)))
+            calls.append((_seen, (array, np.empty(settled(visible.shape), np.bool_), visible.array)))
             return calls
 
         site.emit(bind, reads=(mask,), writes=(bias, visible), kernel="numpy.where")
@@ -178,7 +192,7 @@ def attention(
                 old.ndim == 4 and old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3], "the past does not fit"
             )
         past = past_key.shape[2]
-        k, v = extended(site, past_key, k), extended(site, past_value, v)
+        k, v = joined(site, (past_key, k), 2), joined(site, (past_value, v), 2)
     (batch, heads, queries, size), (keys, kv_heads) = q.shape, (k.shape[2], k.shape[1])
     fits = (batch, kv_heads, size, keys) == (k.shape[0], v.shape[1], k.shape[3], v.shape[2]) and v.shape[0] == batch
     site.require(fits and q.size and k.size and v.size and heads % kv_heads == 0, "the shapes do not match, or are empty")

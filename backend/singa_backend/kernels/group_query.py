@@ -1,19 +1,20 @@
 """GroupQueryAttention of onnxruntime for sequences without padding: rotation, the new rows of the caches, and attention.
 
-A plan computes one length; an open plan calls `GroupQuery` with caches that grow in their memory.
+The caches have one row for each element of the past, and grow; or they are buffers with room for the new rows, which are copied.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..ir.sizes import now, settled
 from ..proto.schemas import MICROSOFT
-from .attention import attended, heads_of
+from .attention import attended, heads_of, mask_of
 from .onednn import library
 from .table import Invalid, Site, kernel
 from .values import FINITE, NAN, Bound, Value
@@ -113,14 +114,26 @@ class GroupQuery:
         if width < x.shape[3]:
             out[..., width:] = x[..., width:]
 
-    def check(self, query: np.ndarray, past: int, seqlens: np.ndarray, total: Any, cos: Any) -> None:
-        """Raise Invalid unless each sequence has all rows of the past and of the query."""
-        length = past + query.shape[1]
-        lengths = seqlens.reshape(-1).tolist()
-        if lengths != [length - 1] * query.shape[0] or np.asarray(total).reshape(-1)[0] != length:
+    def rows_of_past(self, sizes: Sequence[int], seqlens: np.ndarray, total: np.ndarray, positions: int) -> int:
+        """The number of rows of the past: those of caches that grow, or a part of those of buffers.
+
+        Args:
+            sizes: the batch, the rows of the query, and those of a cache.
+            seqlens: the index of the last row of each sequence.
+            total: the number of rows.
+            positions: the number of rotations.
+
+        Raises:
+            Invalid: if a sequence has not all rows of the past and of the query, or a position has no rotation.
+        """
+        batch, rows, capacity = sizes
+        count = int(total.reshape(-1)[0])
+        past = count - rows if rows <= count <= capacity else capacity
+        if seqlens.reshape(-1).tolist() != [past + rows - 1] * batch or count != past + rows:
             raise Invalid("the sequences have padding")
-        if self.rotary and (cos is None or length > cos.shape[0]):
+        if self.rotary and count > positions:
             raise Invalid("a position is out of range")
+        return past
 
     def hidden(self, rows: int, past: int) -> np.ndarray:
         """Negative infinity for the keys that a query does not see, 0 for others; of shape (rows, past + rows)."""
@@ -164,126 +177,83 @@ class GroupQuery:
                                 and past.shape[1] == self.groups)  # fmt: skip
 
 
-def checked(made: GroupQuery, given: Sequence[np.ndarray | None]) -> tuple[list[Any], int]:
-    """The parts of a call and the number of rows of its past: those of caches that grow, or a part of those of buffers.
-
-    Args:
-        made: the computation.
-        given: the inputs, in the order of `PARTS`; further ones are absent.
-
-    Raises:
-        Invalid: if the sequences have padding, the shapes do not match, or the elements are not float32.
-    """
-    parts: list[Any] = [*given, *[None] * len(PARTS)][: len(PARTS)]
-    query, key, value, past_key, past_value, seqlens, total, cos, sin = parts
-    if query is None or past_key is None or past_value is None or seqlens is None or total is None:
-        raise Invalid("a part is absent")
-    floats = [x for x in (query, key, value, past_key, past_value, cos, sin) if x is not None]
-    if any(x.dtype != np.float32 for x in floats) or not made.fits(query, key, past_key, past_value, cos):
-        raise Invalid("not float32, or the shapes do not match")
-    past, rows, count = past_key.shape[2], query.shape[1], int(np.asarray(total).reshape(-1)[0])
-    past = count - rows if rows <= count <= past else past
-    made.check(query, past, seqlens, total, cos)
-    return parts, past
-
-
-def grow(
-    made: GroupQuery, given: Sequence[np.ndarray | None], extend: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The outputs of a call whose caches grow in their memory, or are buffers with room for its rows.
-
-    Args:
-        made: the computation.
-        given: the inputs, in the order of `PARTS`; further ones are absent.
-        extend: returns a cache with new rows after the number of rows that is passed.
-
-    Raises:
-        Invalid: as for `checked`.
-    """
-    (query, key, value, past_key, past_value, _, _, cos, sin), past = checked(made, given)
-    q, k, v = made.split(query, key, value)
-    if made.rotary and cos is not None and sin is not None:
-        angles = made.angles(cos, sin, past, query.shape[1])
-        if key is None:  # both are parts of one array
-            both = made.whole(query)[:, : made.heads + made.groups]
-            turned = np.empty(both.shape, np.float32)
-            made.turn(both, angles, turned)
-            q, k = turned[:, : made.heads], turned[:, made.heads :]
-        else:
-            parts = q, k
-            q, k = (np.empty(x.shape, np.float32) for x in parts)
-            for x, y in zip(parts, (q, k), strict=True):
-                made.turn(x, angles, y)
-    keys, values = extend(past_key, k, past), extend(past_value, v, past)
-    out = np.empty((query.shape[0], query.shape[1], made.heads * q.shape[3]), np.float32)
-    length = past + query.shape[1]
-    made.attend(q, keys[:, :, :length], values[:, :, :length], past, out)
-    return out, keys, values
-
-
 @kernel("GroupQueryAttention", 1, on="numpy", domain=MICROSOFT)
 def group_query_attention(site: Site, query: Value, *more: Value | None) -> tuple[Value | None, ...]:
     given = (query, *more)
     last = max(i for i, v in enumerate(given) if v is not None) + 1
     site.require(not (why := reason_against(site.attributes, last, len(site.outputs))), why)
     key, value, past_key, past_value, seqlens, total, cos, sin = (*more, *[None] * len(PARTS))[: len(PARTS) - 1]
-    made = GroupQuery.of(site.attributes)
+    attention = GroupQuery.of(site.attributes)
     floats = [v for v in (query, key, value, past_key, past_value, cos, sin) if v is not None]
-    site.require(all(v.dtype == np.float32 and (v.contiguous or not v.size) for v in floats), "not float32, or not in C order")
+    site.require(all(v.dtype == np.float32 for v in floats), "not float32")
     site.require(seqlens is not None and total is not None, "no lengths")
     site.require((key is None) == (value is None) and (past_key is None) == (past_value is None), "a part is absent")
-    site.require(made.fits(query, key, past_key, past_value, cos), "the shapes do not match")
-    site.require(sin is not None or not made.rotary, "no cosines or sines")
+    site.require(attention.fits(query, key, past_key, past_value, cos), "the shapes do not match")
+    site.require((cos is not None and sin is not None) or not attention.rotary, "no cosines or sines")
     assert seqlens is not None and total is not None
-    past = 0 if past_key is None else past_key.shape[2]
+    batch, rows = query.shape[:2]
+    capacity = 0 if past_key is None else past_key.shape[2]
+    positions = 0 if cos is None else cos.shape[0]
+    sizes = batch, rows, capacity
     try:
-        made.check(query.array, past, seqlens.array, total.array, None if cos is None else cos.array)
+        past = attention.rows_of_past(settled(sizes), site.present(seqlens), site.present(total), positions)
     except Invalid as error:
         site.refuse(str(error))
-    batch, rows = query.shape[:2]
-    size = query.shape[2] // (made.heads + (2 * made.groups if key is None else 0))
-    y = site.new((batch, rows, made.heads * size), np.float32, finiteness=NAN)
-    presents = [site.new((batch, made.groups, past + rows, size), np.float32, finiteness=NAN) for _ in range(2)]
+    grows = past == now(capacity)
+    length = capacity + rows if grows else capacity
+    size = query.shape[2] // (attention.heads + (2 * attention.groups if key is None else 0))
+    y = site.new((batch, rows, attention.heads * size), np.float32, finiteness=NAN)
+    presents, pasts = [], []
+    for x in (past_key, past_value):
+        extended = None if x is None or not grows else site.grown(x, 2, rows)
+        pasts.append(x if extended is None else None)
+        presents.append(extended or site.new((batch, attention.groups, length, size), np.float32, finiteness=NAN))
     inputs = [v for v in (query, key, value, past_key, past_value, seqlens, total, cos, sin) if v is not None]
-    finite = max(v.finiteness for v in floats) == FINITE and rows > 1 and library() is not None
-    turned = site.new((batch, made.heads, rows, size), np.float32, finiteness=FINITE if finite else NAN)
-    scratch = site.scratch(turned.nbytes) if made.rotary else None
+    by_code = grows and max(v.finiteness for v in floats) == FINITE and rows != 1 and library() is not None
+    turned = site.new((batch, attention.heads, rows, size), np.float32, finiteness=FINITE if by_code else NAN)
+    scratch = site.scratch(turned.nbytes) if attention.rotary else None
 
     def bind() -> Bound:
-        memory = None if scratch is None or scratch.memory is None else scratch.memory[: turned.nbytes].view(np.float32)
-        arrays = [None if v is None else v.array for v in (query, key, value, past_key, past_value, cos, sin)]
-        out = None if finite else y.array
+        memory = None if scratch is None or scratch.memory is None else scratch.memory[: now(turned.nbytes)].view(np.float32)
+        arrays = [None if v is None else v.array for v in (query, key, value, *pasts, cos, sin)]
         targets = [turned.array, *(p.array for p in presents)]
-        return [(_run, (made, past, arrays, seqlens.array, total.array, targets, out, memory))]
+        out = None if by_code else y.array
+        return [(_run, (attention, settled(sizes), grows, arrays, (seqlens.array, total.array), targets, out, memory))]
 
-    writes = (turned, *presents, *(() if finite else (y,)))
+    writes = (turned, *presents, *(() if by_code else (y,)))
     site.emit(bind, reads=inputs, writes=writes, kernel="numpy.group_query", scratch=scratch)
-    if finite:  # BLAS would use several threads
+    if by_code:  # BLAS would use several threads
         site.needs_finite()
         presents[0].finiteness = presents[1].finiteness = y.finiteness = FINITE
-        hidden = site.shared_constant(("group query", rows, past, made.window), lambda: made.hidden(rows, past))
-        scale = made.scale or 1 / math.sqrt(size)
-        attended(site, turned, presents[0], presents[1], heads_of(site, y, made.heads), [("linear", scale, 0.0)], [hidden])
+        key_of = ("group query", rows, capacity, attention.window)
+        hidden = mask_of(site, (rows, length), key_of, lambda: attention.hidden(now(rows), now(capacity)))
+        scale = attention.scale or 1 / math.sqrt(size)
+        out = heads_of(site, y, attention.heads)
+        attended(site, turned, presents[0], presents[1], out, [("linear", scale, 0.0)], [hidden])
     return (y, *presents)[: len(site.outputs)]
 
 
 def _run(
-    made: GroupQuery, past: int, arrays: list[Any], lengths: np.ndarray, count: np.ndarray, targets: list[np.ndarray],
-    out: np.ndarray | None, memory: np.ndarray | None,
+    attention: GroupQuery, sizes: tuple[int, ...], grows: bool, arrays: list[Any], lengths: tuple[np.ndarray, np.ndarray],
+    targets: list[np.ndarray], out: np.ndarray | None, memory: np.ndarray | None,
 ) -> None:  # fmt: skip
     """Write the rotated queries and the caches, and the result if it has an array."""
     query, key, value, past_key, past_value, cos, sin = arrays
-    made.check(query, past, lengths, count, cos)
-    q, k, v = made.split(query, key, value)
+    past = attention.rows_of_past(sizes, *lengths, 0 if cos is None else cos.shape[0])
+    if grows != (past == sizes[2]):
+        raise Invalid("a cache has another kind of room")
+    q, k, v = attention.split(query, key, value)
+    end = past + sizes[1]
     turned, keys, values = targets
-    if past:
-        keys[:, :, :past], values[:, :, :past] = past_key, past_value
-    values[:, :, past:] = v
-    if made.rotary:
-        angles = made.angles(cos, sin, past, query.shape[1])
-        made.turn(q, angles, turned, memory)
-        made.turn(k, angles, keys[:, :, past:], memory)
+    for whole, before in ((keys, past_key), (values, past_value)):
+        if before is not None:
+            whole[:, :, :past], whole[:, :, end:] = before[:, :, :past], 0
+    values[:, :, past:end] = v
+    if attention.rotary:
+        angles = attention.angles(cos, sin, past, sizes[1])
+        attention.turn(q, angles, turned, memory)
+        attention.turn(k, angles, keys[:, :, past:end], memory)
     else:
-        turned[...], keys[:, :, past:] = q, k
+        turned[...], keys[:, :, past:end] = q, k
     if out is not None:
-        made.attend(turned, keys, values, past, out)
+        attention.attend(turned, keys[:, :, :end], values[:, :, :end], past, out)

@@ -392,18 +392,26 @@ def _written(
 
 @kernel("Concat", 1, 4, 11, 13, on="numpy")
 def concat(site: Site, *values: Value) -> Value:
+    return joined(site, values, axis_in(site, site.attributes["axis"], values[0].ndim))
+
+
+def joined(site: Site, values: Sequence[Value], axis: int) -> Value:
+    """Values one after the other along an axis; in the memory of the first if it is a cache that can grow there."""
     first = values[0]
-    axis = axis_in(site, site.attributes["axis"], first.ndim)
     rest = [(v.ndim, v.dtype, v.shape[:axis], v.shape[axis + 1 :]) for v in values]
     site.require(all(r == rest[0] for r in rest), "the shapes or types do not match")
     if len(values) == 1:
         return first.view(first.shape, first.strides)
-    shape = (*first.shape[:axis], sum(v.shape[axis] for v in values), *first.shape[axis + 1 :])
-    y = site.new(shape, first.dtype, order_of(max(values, key=lambda v: typical(v.size))), worst(*values))
+    more = sum(v.shape[axis] for v in values[1:])
+    shape = (*first.shape[:axis], first.shape[axis] + more, *first.shape[axis + 1 :])
+    y = grown = site.grown(first, axis, more)
+    if y is None:
+        y = site.new(shape, first.dtype, order_of(max(values, key=lambda v: typical(v.size))))
+    y.finiteness = worst(*values)
     parts, start = [], 0
-    for v in values:
+    for n, v in enumerate(values):
         part = y.view(v.shape, y.strides, start * y.strides[axis])
-        if v.size and not copied(site, v, part):
+        if v.size and not (grown and n == 0) and not copied(site, v, part):
             parts.append((part, v))
         start += v.shape[axis]
     if parts or not y.size:

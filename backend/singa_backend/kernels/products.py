@@ -332,7 +332,8 @@ def _flops(a: Value, b: Value) -> int:
 def matmul(site: Site, a: Value, b: Value) -> Value:
     _check(site, a, b)
     site.require(a.dtype == F32, "not float32")
-    site.require(site.followers or site.options.deterministic or _flops(a, b) > TINY, "NumPy is faster for a small product")
+    always = site.followers or site.options.deterministic or is_open((*a.shape, *b.shape))
+    site.require(always or _flops(a, b) > TINY, "NumPy is faster for a small product")
     return _multiply(site, a, b, site.followers)
 
 
@@ -348,7 +349,7 @@ def _row(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
     require_any_bits(site)
     site.require(a.ndim and a.size == a.shape[-1] == b.shape[-2 if b.ndim > 1 else 0], "not one row")  # first: it assumes nothing
     site.require(a.size and b.size and b.ndim >= 2 and b.size == b.shape[-2] * b.shape[-1], "a batch of matrices")
-    site.require(a.dtype == b.dtype and a.dtype in FLOATS and b.size <= VECTOR, "not floats, or not small")
+    site.require(a.dtype == b.dtype and a.dtype in FLOATS and not b.is_open and b.size <= VECTOR, "not floats, or not small")
     site.require(len(site.followers) <= 2 and all(f.name in CHEAP for f in site.followers), "post-ops are faster")
     return a.view((a.size,), (a.strides[-1],)), b.view(b.shape[-2:], b.strides[-2:])
 

@@ -175,6 +175,14 @@ class Site(ABC):
         finiteness: FINITE, INFINITE or NAN; by default the highest of the inputs of the call.
         """
 
+    def grown(self, cache: Value, axis: int, rows: Any) -> Value | None:
+        """The value with a cache of the caller and further elements along an axis; None if it cannot grow in its memory."""
+        return None
+
+    def present(self, value: Value) -> np.ndarray:
+        """The elements of a value now."""
+        return value.array
+
     @abstractmethod
     def scratch(self, nbytes: int) -> Buffer:
         """Memory for the next step only."""

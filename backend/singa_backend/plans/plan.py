@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,23 +14,21 @@ from ..ir import graph as ir
 from ..ir.sizes import LOWEST, OpenSize, Scope, Size, SizeSpace, now, settled
 from ..kernels import onednn
 from ..kernels.table import Options, is_finite
-from ..kernels.values import Value
+from ..kernels.values import Buffer, Value, strides_of
 from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
 from .answers import EXCEEDS, NOT_FINITE, OTHER_SIZES, UseDefinitions
+from .caches import GrowingCache
 from .flat import Roles
-from .open.caches import Receivers
 from .open_sizes import OpenAxes
+from .passed import Receivers
 from .recompute import Homes
 from .trace import (
-    Cache,
     Continuation,
     DynamicCall,
-    NotOpen,
     OpaqueValue,
     OtherSteps,
     PlanFacts,
-    PlanTrace,
     RunState,
     Segment,
     SharedValues,
@@ -73,7 +70,6 @@ class PlanOwner(Protocol):
     tracing: Any
     bound: int
     is_body: bool
-    is_open: bool
     is_by_name: bool
 
     def bodies(self, node: ir.Node, constants: dict[ir.Value, Any]) -> Any:
@@ -108,7 +104,7 @@ class Plan:
         homes: where the values of the trace are, if memory is bounded.
         is_sized: whether it computes all sizes that the model leaves open.
         turn: what runs of plans that share memory take turns with.
-        history: what an open plan can repeat; None if it cannot.
+        caches: the inputs that grow in the memory of the caller.
         space: the sizes that differ between runs; None if none does.
         places: of each symbol of the inputs, the inputs and axes that have it as size.
         is_outdated: whether a further segment needs numbers for sizes that have names: another plan is made.
@@ -117,14 +113,13 @@ class Plan:
         pattern: what all inputs that it may compute have in common.
     """
 
-    def __init__(self, planner: PlanOwner, earlier: Plan | None = None, is_sized: bool = False) -> None:
+    def __init__(self, planner: PlanOwner, is_sized: bool = False) -> None:
         self.planner, self.is_sized = planner, is_sized
-        self.state: RunState = RunState() if earlier is None else earlier.state
-        self.facts: PlanFacts = (
-            PlanFacts() if earlier is None else replace(earlier.facts, executions=0, definitions=0, wants=set())
-        )
-        self.turn: Exclusive = Exclusive() if earlier is None else earlier.turn
-        self.history: PlanTrace | None = None
+        self.state: RunState = RunState()
+        self.facts = PlanFacts()
+        self.turn = Exclusive()
+        self.caches: list[GrowingCache] = []
+        self._appended = 1
         self.first = Segment()
         self.inputs: list[Any] = []
         self.texts: list[tuple[int, OpaqueValue]] = []
@@ -141,43 +136,41 @@ class Plan:
         self.pins: dict[str, int] = {}
         self.pattern: Any = None
 
-    def trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
+    def trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         """Make the plan by a run on these inputs.
 
         Args:
             inputs: the inputs.
             budget: of this run.
-            earlier: a plan for other shapes; this one will be open.
 
         Returns:
             The outputs; None if it needs finite inputs and they are not.
-
-        Raises:
-            NotOpen: if there is an earlier plan, and a result depends on the shapes in more than its own shape.
         """
         with self.turn.lock:
             try:
-                outputs = self.turn.context.run(self._trace, inputs, budget, earlier)
-                if self.first.arena_bytes >= LARGE:  # the trace has used other memory, whose pieces the C library would keep
-                    release_freed_memory()
-                return outputs
+                outputs = self.turn.context.run(self._trace, inputs, budget)
             finally:
-                if earlier is not None and earlier.history is not None:
-                    for p in earlier.history.passed:  # which this plan shares
-                        p.detach()
+                self._release()
+            if self.first.arena_bytes >= LARGE:  # the trace has used other memory, whose pieces the C library would keep
+                release_freed_memory()
+            return outputs
 
-    def _trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None) -> list[Any] | None:
+    def _trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         limits.enter(budget)
         while True:
             shapes = self._shapes(inputs)
+            self.caches = self._growing(inputs, shapes, budget)
             tracer = self._tracer(budget)
             try:
-                self.first = tracer.start(inputs, self.planner.is_open, None if earlier is None else earlier.history, shapes)
+                self.first = tracer.start(inputs, shapes)
             except OpenSize as reason:
                 self.planner.note_failure(reason)
-                self._need_numbers()
+                if self.caches:  # sizes may have names if nothing grows
+                    self.planner.caches.clear()
+                else:
+                    self._need_numbers()
             else:
-                if self.space is None or not self.space.found:
+                if (self.space is None or not self.space.found) and self._all_grow():
                     break
             assert self.space is not None
             self.pins |= self.space.found
@@ -185,11 +178,8 @@ class Plan:
             budget.restart()
         if self.space is not None:
             self.space.seal()
-        self.history = tracer.history
         given = {id(e.buffer) for e in tracer.entries if isinstance(e, Value)}
         self.homes = {i: h for i, h in tracer.homes.items() if id(h.buffer) not in given}
-        if earlier is not None and tracer.repeated < tracer.opened:
-            raise NotOpen
         self.entries = tracer.entries
         self._describe(inputs)
         attached = (*self.first.passed, *self.first.replaced)
@@ -260,8 +250,51 @@ class Plan:
         self.space, self.places = space, [places for _, places in symbols.values()]
         return made
 
-    def bind(self, inputs: Sequence[Any], budget: limits.Budget) -> UseDefinitions | None:
-        """Let the plan compute inputs of these sizes; return why it cannot."""
+    def _growing(
+        self, inputs: Sequence[Any], shapes: Sequence[Sequence[Any] | None], budget: limits.Budget
+    ) -> list[GrowingCache]:
+        """The caches among inputs whose lengths have names, in memory with room."""
+        growing: list[GrowingCache] = []
+        rooms: dict[Any, tuple[Size, int]] = {}
+        for index, (v, x, shape) in enumerate(zip(self.planner.graph.inputs, inputs, shapes, strict=False)):
+            axis = self.planner.caches.get(v)
+            if axis is None or shape is None or not -x.ndim <= axis < x.ndim or x.dtype == dtypes.STRING:
+                continue
+            axis %= x.ndim
+            length = shape[axis]
+            if not isinstance(length, Size):
+                continue
+            cache = GrowingCache(Value(Buffer(0, pinned=True), tuple(shape), (), x.dtype), index, axis=axis)
+            if length.terms not in rooms:
+                assert self.space is not None
+                room = self.space.symbol(f"room after {v.name}", cache.room_of(x, self._appended))
+                rooms[length.terms] = room, len(self.space.values) - 1
+            cache.room, cache.place_of_room = rooms[length.terms]
+            sizes = (*shape[:axis], length + cache.room, *shape[axis + 1 :])
+            cache.value.strides = strides_of(sizes, x.itemsize)
+            cache.value.buffer.nbytes = math.prod(sizes) * x.itemsize
+            cache.take_memory(x, cache.room.now(), budget)
+            growing.append(cache)
+        return growing
+
+    def _all_grow(self) -> bool:
+        """Whether all caches have grown in the trace; otherwise the next one has more room, or copies these."""
+        copied = [c for c in self.caches if not any(c.is_present(e) for e in self.first.outputs)]
+        if short := [c for c in copied if c.call is None and c.rows]:
+            self._appended = max(now(c.rows) for c in short)
+        for c in copied:
+            if c not in short:
+                del self.planner.caches[self.planner.graph.inputs[c.index]]
+        return not copied
+
+    def bind(self, inputs: Sequence[Any], budget: limits.Budget, is_same: bool = False) -> UseDefinitions | None:
+        """Let the plan compute inputs of these sizes; return why it cannot.
+
+        Args:
+            inputs: the inputs.
+            budget: of the run.
+            is_same: whether they have the present sizes, and the memory of caches has been chosen.
+        """
         assert self.space is not None
         sizes = []
         for (index, axis), *others in self.places:
@@ -274,6 +307,8 @@ class Plan:
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
         self.space.set([*sizes, *self.space.values[len(sizes) :]])
+        if not is_same:
+            self._take_caches(inputs, budget)
         try:
             self._bind(self.first, budget)
             self.facts.largest = self.first.largest
@@ -283,6 +318,24 @@ class Plan:
         self.first.detach()
         self.planner.bound += 1
         return None
+
+    def _take_caches(self, inputs: Sequence[Any], budget: limits.Budget | None) -> bool:
+        """Choose the memory in which caches grow; return whether it is that to which the steps are bound, with the same room."""
+        assert self.space is not None
+        rooms: dict[int, int] = {}
+        is_bound = True
+        for cache in self.caches:
+            x = inputs[cache.index]
+            if cache.place_of_room not in rooms:
+                rooms[cache.place_of_room] = cache.room_of(x)
+            is_bound &= cache.take_memory(x, rooms[cache.place_of_room], budget)
+        values = list(self.space.values)
+        for place, room in rooms.items():
+            is_bound &= values[place] == room
+            values[place] = room
+        if not is_bound:
+            self.space.set(values)
+        return is_bound
 
     def _bind(self, segment: Segment, budget: limits.Budget) -> None:
         """Bind a segment to the present sizes; raises OtherSteps if the plan does not compute them."""
@@ -301,13 +354,13 @@ class Plan:
         """Whether the inputs are finite, if the plan needs that.
 
         Args:
-            inputs: the inputs.  A step checks caches, and those that are not copied.
+            inputs: the inputs.  A step checks those that are not copied.
             passed: those of the latter that no step has checked: the steps of a trace do not.
         """
         if not self.facts.finite:
             return True
         targets = enumerate(zip(self.inputs, inputs, strict=True))
-        return all(is_finite(x) for i, (t, x) in targets if (t is not None or i in passed) and not isinstance(t, Cache))
+        return all(is_finite(x) for i, (t, x) in targets if t is not None or i in passed)
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
@@ -324,10 +377,10 @@ class Plan:
             planner.dynamic,
             self.facts,
             budget,
-            planner.caches,
+            self.caches,
             self.space,
         )
-        roots = (made.live, made.segment.cells, *planner.shared.containers())
+        roots = (made.live, *planner.shared.containers())
         if planner.is_body:
             budget.roots += roots
         else:
@@ -358,9 +411,9 @@ class Plan:
         lock, context = self.turn.lock, self.turn.context
         lock.acquire()
         try:
-            if self.places and self.signature != [(type(x), x.shape, x.dtype) for x in inputs]:
-                allowed = budget or self.planner.budget()
-                refused = context.run(self.bind, inputs, allowed)
+            is_same = not self.places or self.signature == [(type(x), x.shape, x.dtype) for x in inputs]
+            if not is_same or (self.caches and not self._take_caches(inputs, budget)):
+                refused = context.run(self.bind, inputs, budget or self.planner.budget(), is_same)
                 if refused is not None:
                     return refused
             if self.places and (self.admitted is None or (budget is not None and self.admitted is not budget.limits)):
@@ -382,9 +435,17 @@ class Plan:
             before = before or (threads if parallel else 0)  # the steps before the failed one may have set another number
             raise
         finally:
+            self._release()
             lock.release()
             if before:
                 onednn.set_threads(before)
+
+    def _release(self) -> None:
+        """Keep nothing of a run."""
+        if self.state.forget():
+            self.turn.context.run(limits.leave)
+        for cache in self.caches:
+            cache.release()
 
     def _plain(self, inputs: Sequence[Any], receivers: Receivers) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""
@@ -428,9 +489,6 @@ class Plan:
     def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
-        if self.first.cells:
-            planner = self.planner
-            budget.begin(planner.executor.resident, self.first.cells, *planner.shared.containers(), planner.executor.states)
         try:
             return self._run_segments(inputs, budget, execute)
         finally:

@@ -9,7 +9,6 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,14 +22,15 @@ from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
 from ..runtime.executor import Executor, Visitor
 from .answers import EXCEEDS, MEMORY, MOVING, NOT_FINITE, OTHER_SIZES, REFUSED, Mismatch, UseDefinitions
+from .caches import growing_caches
 from .exchanges import exchanges, only_sent
 from .flat import NotFlat, Roles, flat, model_node
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
-from .open_sizes import OpenAxes, PlanForm, growing_caches, grown_axes
+from .open_sizes import OpenAxes, PlanForm
 from .plan import Execute, Plan
 from .recompute import Recomputing
-from .trace import DynamicCall, NotOpen, SharedValues
+from .trace import DynamicCall, SharedValues
 from .turns import exclusives
 from .updates import NotInPlace, place_last
 
@@ -39,9 +39,6 @@ REASONS = 64
 
 PLANS = 16
 """The number of plans of a model that are kept."""
-
-OPENED = 4
-"""The number of open plans that are kept: each takes inputs of one batch."""
 
 
 class BodyVisitor(Visitor):
@@ -89,18 +86,15 @@ class Planner:
         gradients: the gradients that one kernel computes, and why others are not.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the nodes of the model whose output shapes have differed between runs of one plan, and how.
-        caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
+        caches: the inputs that may grow in the memory of the caller, with the axis.
         replaced: the place of the input that a result replaces in place, by the place of the result.
         recomputing: chooses the calls that run twice, so that their results need not be kept; None if all are kept.
         warned: whether a warning has reported that memory exceeds its bound.
-        is_open: whether sizes may differ between runs, and an open plan may be made.
         is_by_name: whether plans may have sizes by name.
         open_axes: the axes of inputs whose sizes the model leaves open, and their names.
         forms: the number of plans for open sizes that were made.
         bound: the number of times that a plan was bound to other sizes.
         failed: why plans for open sizes did not take the sizes of a run, and how often.
-        opened: the open plans, one for each batch; the last was made last.
-        closed: the axes in which no open plan can be made, as in `Opened.axes`: those of prompts, for example.
         exchanges: the number of calls that exchange values with other processes.
     """
 
@@ -151,17 +145,12 @@ class Planner:
         assert exchanges(graph) == before, "all processes must begin their exchanges in the same order"
         self.roles.only_sent = only_sent(graph) if before else frozenset()
         self.caches = growing_caches(graph)
-        self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
-        self.is_by_name = not self.caches and not self.exchanges and self.options.activation_memory is None
+        self.is_by_name = not self.exchanges and self.options.activation_memory is None
         self.open_axes = OpenAxes(graph) if self.is_by_name else None
-        self.is_open = bool(self.caches) and self.is_open
         if self.replaced:
-            self.is_open = False
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
             place_last(graph, self.roles, self.replaced, numbers)
         self.recomputing: Recomputing | None = None
-        self.opened: list[Opened] = []
-        self.closed: set[tuple[tuple[int, int], ...]] = set()
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.forms = 0
@@ -191,12 +180,9 @@ class Planner:
             if plan is not None and axes is not None and plan.places and plan.pattern == axes.pattern(key):
                 return None if plan.facts.wants else plan  # it tests the sizes when it is bound to them
             plan = self.plans.get(tuple(key))
-            if plan is not None:
-                self._used(tuple(key), plan)
-            else:
-                plan = self._open_plan(key)
-                if plan is None:
-                    return None
+            if plan is None:
+                return None
+            self._used(tuple(key), plan)
         return plan if plan.admitted is self.limits else None
 
     def run_again(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
@@ -253,10 +239,6 @@ class Planner:
                     self._forget(key)
                     plan = None
                 if plan is None:
-                    if self.is_open and execute is None and not again:
-                        found = self._run_open(key, inputs, budget)
-                        if found is not None:
-                            return found
                     if self.exchanges and not all(is_finite(x) for x in inputs if _is_plain(x)):
                         return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
                     plan = Plan(self)
@@ -385,47 +367,17 @@ class Planner:
             what = f"a step needs {plan.first.arena_bytes:,} bytes, more than activation_memory={bound:,}"
             warnings.warn(f"{what}: no further values can be computed again", UserWarning, stacklevel=2)
 
-    def _trace(self, plan: Plan, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
+    def _trace(self, plan: Plan, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         """Make a plan by a run; return the outputs."""
         before = onednn.exchange_threads(self.options.threads)
         try:
-            with self.tracing, budget.clock(runs=earlier is not None):
-                return plan.trace(inputs, budget, earlier)
+            with self.tracing, budget.clock(runs=False):
+                return plan.trace(inputs, budget)
         finally:
             if plan.facts.wants:
                 QUEUE.start()
             if before:
                 onednn.set_threads(before)
-
-    def _run_open(self, key: Any, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | UseDefinitions | None:
-        """Run with an open plan, which is made if none takes the inputs; None if that is not possible."""
-        held, latest = self._open_plan(key), self.latest
-        axes = () if latest is None else grown_axes(key, latest.signature)
-        try:
-            if held is not None and self.fits(held, budget):
-                axes = next((o.axes for o in self.opened if o.plan is held), ())
-                held.admitted = budget.limits
-                return held.run(inputs, budget)
-            makes = held is None and axes and axes not in self.closed
-            if makes and latest is not None and latest.history is not None and self.fits(latest, budget):
-                plan = Plan(self, latest)
-                outputs = self._trace(plan, inputs, budget, latest)
-                self.opened = [*self.opened[1 - OPENED :], Opened(plan, latest.signature, axes)]
-                return NOT_FINITE if outputs is None else outputs
-        except (Mismatch, NotOpen):
-            self.closed.add(axes)
-            self.opened = [o for o in self.opened if o.axes != axes]
-            budget.restart()
-        return None
-
-    @property
-    def open(self) -> Opened | None:
-        """The open plan that was made last, if there is one."""
-        return self.opened[-1] if self.opened else None
-
-    def _open_plan(self, key: Any) -> Plan | None:
-        """The open plan for inputs of these types, shapes and dtypes, if there is one."""
-        return next((o.plan for o in reversed(self.opened) if o.takes(key)), None)
 
     def _used(self, key: Any, plan: Plan) -> None:
         """Keep a plan, and forget the one that was used least recently."""
@@ -445,25 +397,6 @@ class Planner:
             and facts.rank <= bounds.rank
             and plan.first.arena_bytes + self.executor.resident <= budget.live_bytes
         )
-
-
-@dataclass(eq=False)
-class Opened:
-    """An open plan.
-
-    Attributes:
-        plan: the plan.
-        signature: of the plan that it was made from.
-        axes: the axes of inputs whose lengths may differ from it, all by the same number: (input, axis).
-    """
-
-    plan: Plan
-    signature: Any
-    axes: tuple[tuple[int, int], ...]
-
-    def takes(self, key: Any) -> bool:
-        """Whether the plan can run on inputs with these types, shapes and dtypes."""
-        return grown_axes(key, self.signature) == self.axes
 
 
 _planners: weakref.WeakSet[Planner] = weakref.WeakSet()

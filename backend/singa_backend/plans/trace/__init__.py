@@ -2,22 +2,17 @@
 
 from ...kernels.values import OpaqueValue
 from .exact import OtherSteps
-from .open import NotOpen, attends
-from .segment import Cache, Continuation, DynamicCall, PlanFacts, PlanTrace, RunState, Segment, SharedValues
+from .segment import Continuation, DynamicCall, PlanFacts, RunState, Segment, SharedValues
 from .walk import Tracer
 
 __all__ = [
-    "Cache",
     "Continuation",
     "DynamicCall",
-    "NotOpen",
     "OpaqueValue",
     "OtherSteps",
     "PlanFacts",
-    "PlanTrace",
     "RunState",
     "Segment",
     "SharedValues",
     "Tracer",
-    "attends",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -249,7 +249,7 @@ class BodyTraces(Definitions):
             raise OtherSteps(f"{call.op_type} reads values")
         return [(_require_range, (v.array, low, size)) for v, low, size in ranges]
 
-    def _undo(self, values: Iterable[ir.Value], uses: Mapping[ir.Value, int], first_buffer: int, first_step: int) -> None:
+    def _undo(self, values: Set[ir.Value], uses: Mapping[ir.Value, int], first_buffer: int, first_step: int) -> None:
         """Forget these values, and the buffers, copies and steps since these; restore the counts of uses."""
         for i in values:
             self.env.pop(i, None)
@@ -259,7 +259,9 @@ class BodyTraces(Definitions):
         for _, copies in self.copies.values():
             for what in [w for w, c in copies.items() if c.buffer in gone]:
                 del copies[what]
-        self.copied = [c for c in self.copied if c[2].buffer not in gone]
+        for cache in self.caches.values():
+            if cache.call is not None and not values.isdisjoint(cache.call.results):
+                cache.call = cache.present = None
         self._forget(first_buffer, first_step)
 
     @abstractmethod

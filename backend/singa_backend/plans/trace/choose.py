@@ -119,7 +119,6 @@ class Chooser(BodyTraces):
             for value, what, copy in site.made:
                 self.copies.setdefault(id(value), (value, {}))[1][what] = copy
                 copy.buffer.users += 1
-            self.copied += site.made
             self._accept(group[:taken], made)
             for buffer in self.buffers[first_buffer:]:
                 self._release(buffer)

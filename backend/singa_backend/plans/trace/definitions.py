@@ -19,7 +19,6 @@ from ...kernels.values import FINITE, NAN, Bound, OpaqueValue, PlanStep, Value
 from ...kernels.work import flops
 from ..answers import Mismatch
 from ..flat import model_node
-from ..open.products import OpenProduct
 from ..updates import NotInPlace
 from .by_name import inferred_shapes, unknown_axes
 from .segment import DynamicCall, Entry, RunState
@@ -36,7 +35,6 @@ class DefinitionStep:
         inputs: its inputs.
         captured: the values that its bodies capture, with those of the bodies that stand for them.
         bodies: the plans of its subgraphs.
-        product: computes a product of matrices if that is faster than the definition.
         outputs: where its results are kept; a result for a place in the arena must have the shape of the trace.
     """
 
@@ -45,7 +43,6 @@ class DefinitionStep:
     inputs: list[Entry | None]
     captured: list[tuple[ir.Value, Entry]]
     bodies: Any = None
-    product: OpenProduct | None = None
     outputs: list[Entry | None] = field(default_factory=list)
 
     def entries(self) -> list[Entry]:
@@ -66,7 +63,7 @@ class DefinitionStep:
 
     def bind(self) -> Bound:
         """The call of a run."""
-        state, call, bodies, product, placed = self.state, self.call, self.bodies, self.product, self.placed()
+        state, call, bodies, placed = self.state, self.call, self.bodies, self.placed()
         node = model_node(call)
         sources = [e.array if isinstance(e, Value) else e for e in self.inputs]
         targets = [t.array if isinstance(t, Value) else t for t in self.outputs]
@@ -79,13 +76,7 @@ class DefinitionStep:
             values = sources if is_fixed else [s.value if isinstance(s, OpaqueValue) else s for s in sources]
             for slot, cell in cells:
                 frame[slot] = cell.value
-            small = None if product is None else product(*values)
-            if small is None:
-                results = state.visit(node, values, frame, bodies)
-            else:
-                results = [small]
-                state.visitor.budget.step()
-                state.visitor.budget.count_tensor(small.nbytes)
+            results = state.visit(node, values, frame, bodies)
             for target, result in zip(targets, results, strict=False):
                 if target is None:
                     continue

@@ -19,15 +19,16 @@ from ...kernels.onednn import thread_switch, threads_of
 from ...kernels.table import Options
 from ...kernels.values import ALIGNMENT, Bound, Buffer, OpaqueValue, PlanStep, Value, address_of, aligned
 from .. import arena as arenas
+from ..caches import GrowingCache
 from ..contention import Pace
-from ..open.caches import PASSED, PASSED_STEPS, Replaced, ZeroCopy
+from ..passed import PASSED, PASSED_STEPS, Replaced, ZeroCopy
+from .choose import Chooser
 from .exact import ExactCall, OtherSteps
 from .frame_table import FrameTable
-from .open import Opener
-from .segment import Appended, Entry, PlanFacts, Segment
+from .segment import Entry, PlanFacts, Segment
 
 
-class Placer(Opener):
+class Placer(Chooser):
     """Completes the segments of a trace."""
 
     def _finish(self, whole: bool = False) -> None:
@@ -40,20 +41,16 @@ class Placer(Opener):
         for entry in segment.outputs:
             if isinstance(entry, Value):
                 entry.buffer.touch(len(segment.steps))
-        held = tuple(p for p in self.earlier.passed) if self.earlier is not None else None
         space = self.space if self.space is not None and self.space.scope.symbols else None
         binder = Binder(
             segment, self.options, self.facts, space, self.entries if whole else None, self.buffers, self.named,
-            self.replaced if self.updates is not None else {}, self.updates, self.needs_finite, held, self.begins,
+            self.replaced if self.updates is not None else {}, self.updates, self.needs_finite, self.caches, self.begins,
             self.exact, [e for e in (*self.entries, *self.env.values()) if isinstance(e, Value)],
         )  # fmt: skip
         with self.settling():
             most, passed = binder.bind(moves=True)
         for b in (*binder.placed, *(p.value.buffer for p in passed)):
             self.live.pop(id(b), None)
-        if self.history is not None:
-            self.history.passed = passed
-        self.history = self.history if whole else None
         if self.options.adaptive and most > 1:
             segment.pace = Pace(self.options.threads, time.perf_counter() - self.began, self.single)
         binder.seconds = time.perf_counter() - self.began
@@ -84,14 +81,14 @@ class Binder:
         replaced: Mapping[int, Any],
         updates: int | None,
         needs_finite: bool,
-        held: tuple[ZeroCopy, ...] | None,
+        caches: Mapping[int, GrowingCache],
         begins: bool,
         exact: Sequence[ExactCall],
         live: Sequence[Value],
     ) -> None:
         self._segment, self._options, self._facts, self._space = segment, options, facts, space
         self._entries, self._named, self._replaced = entries, named, replaced
-        self._updates, self._needs_finite, self._held = updates, needs_finite, held
+        self._updates, self._needs_finite, self._caches = updates, needs_finite, caches
         self._candidates = {} if entries is None else self._passable()
         self._own = [b for b in buffers if b.first >= 0 and not b.pinned]
         self._exact = exact
@@ -115,7 +112,7 @@ class Binder:
         formulas = Formulas(space)
         steps = [(s, s.bind) for s in self._segment.steps if begins and isinstance(s.bind, FrameStep)]
         repeated = [p for s in self._segment.steps if begins for turn in getattr(s.bind, "parts", ()) for p in turn]
-        places = {id(b): i for i, b in enumerate(self._own)}
+        places = {id(b): i for i, b in enumerate([*self._own, *(c.value.buffer for c in self._caches.values())])}
         table = self._table = FrameTable([*(bind for _, bind in steps), *repeated], places, self._candidates, formulas)
         framed = {id(s) for s, _ in steps}
         seen = [v for s in self._segment.steps if id(s) not in framed for v in (*s.reads, *s.writes)]
@@ -156,14 +153,11 @@ class Binder:
         for v in self._named:
             assert v.buffer.memory is not None
             np.copyto(np.ndarray(v.shape, v.dtype, v.buffer.memory), v.array)
-        passed = self._candidates
-        if self._held is not None:  # in an open plan those of the earlier plan
-            entries = [*(self._entries or ()), *segment.outputs]
-            passed = {id(p.value.buffer): p for p in self._held if any(e is p.value for e in entries)}
-        for p in passed.values() if not moves else ():
+        for p in self._candidates.values() if not moves else ():
             if not isinstance(p, Replaced) or p.value.buffer.memory is None:  # each run binds the steps again, to its array
                 p.value.buffer.memory = aligned(now(p.value.buffer.nbytes))
-        self._place(passed, moves, most)
+        self._place(moves, most)
+        passed: dict[int, ZeroCopy] = {**self._candidates, **self._caches}
         if not self._bind_again(passed):
             segment.flat = []
             self._most = self._bind(passed)
@@ -183,10 +177,10 @@ class Binder:
             segment.pace = Pace(self._options.threads, self.seconds) if self._options.adaptive and most > 1 else None
         return most, tuple(passed.values())
 
-    def _place(self, passed: dict[int, ZeroCopy], moves: bool, most: float) -> None:
+    def _place(self, moves: bool, most: float) -> None:
         """Give the buffers their places in an arena, and move what they hold there."""
         segment = self._segment
-        used = [b for b in self._own if id(b) not in passed]
+        used = [b for b in self._own if id(b) not in self._candidates]
         self.placed = used
         if self._numbers is None:
             segment.arena_bytes = arenas.place(used)
@@ -206,7 +200,8 @@ class Binder:
             count = len(self._table.names)
             offsets = words[count:]
             table = np.array(words, np.int64)
-            self._table.write(table[:count], table[count:] + address_of(segment.arena))
+            caches = np.array([c.address for c in self._caches.values()], np.int64)
+            self._table.write(table[:count], np.concatenate((table[count:] + address_of(segment.arena), caches)))
         arena = segment.arena
         if not moves and self._seen is not None:  # the others are in the table only
             for i in self._seen:
@@ -214,7 +209,7 @@ class Binder:
                 b.memory = arena[offset : offset + now(b.nbytes)]
             return
         for b, offset in zip(self._own, offsets, strict=True):
-            if id(b) in passed:
+            if id(b) in self._candidates:
                 continue
             place = arena[offset : offset + now(b.nbytes)]
             if moves and b.memory is not None and b.users > 0:
@@ -263,6 +258,8 @@ class Binder:
             unchecked.difference_update(checked)
             pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
             bound = (len(segment.flat) + len(pieces) - len(own), step, len(own))
+            if self._numbers is not None and id(step) in self._framed:  # the addresses of caches are in its table
+                found = [p for p in found if not isinstance(p, GrowingCache)]
             moves = not all(isinstance(p, Replaced) for p in found)
             if self._numbers is not None and id(step) not in self._framed:
                 self._loose.append((-1 if moves else bound[0], step, len(own), needed))
@@ -321,7 +318,7 @@ def _frame_threads(arguments: tuple[Any, ...]) -> int:
 
 
 def _copy(entry: OpaqueValue, once: bool) -> Any:
-    return entry.value if isinstance(entry, Appended) or (entry.fresh and once) else _copied(entry.value)
+    return entry.value if entry.fresh and once else _copied(entry.value)
 
 
 def _copied(value: Any) -> Any:

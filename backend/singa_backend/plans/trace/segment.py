@@ -15,42 +15,15 @@ from ...ir import graph as ir
 from ...ir.sizes import LOWEST, Scope
 from ...kernels import onednn
 from ...kernels.table import KernelCache
-from ...kernels.values import Bound, Buffer, OpaqueValue, PlanStep, Value
+from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..bodies import Bodies
 from ..contention import Pace, contention, single_step
-from ..open.caches import Receivers, Replaced, ZeroCopy, unbound
+from ..passed import Receivers, Replaced, ZeroCopy, unbound
 from ..updates import require_apart
 from .items import Item
 
 Entry = Value | OpaqueValue
-
-
-@dataclass(eq=False)
-class Cell(OpaqueValue):
-    """A result of an open plan that is not in the arena; it is kept up to its last use in a run."""
-
-
-class Cells(list[Cell]):
-    """Cells, as a container of their present values."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return (cell.value for cell in super().__iter__())
-
-    def clear_values(self) -> None:
-        """Keep nothing in them."""
-        for cell in super().__iter__():
-            cell.value = None
-
-
-@dataclass(eq=False)
-class Cache(Cell):
-    """An input to which a Concat appends, in place if there is room, before it becomes an output."""
-
-
-@dataclass(eq=False)
-class Appended(Cell):
-    """The result of such a Concat: it belongs to the caller without a copy."""
 
 
 @dataclass(eq=False)
@@ -128,48 +101,6 @@ class Continuation:
 
 
 @dataclass(eq=False)
-class Record:
-    """What the trace of an item has found, which another plan repeats if the item reads the same values.
-
-    Attributes:
-        reads: the values that it reads.
-        results: those that it has set.
-        steps: its steps.
-        copies: copies of values in another memory order that later items use.
-        made: the buffers that it has made.
-        executions: the nodes that the definitions would execute.
-    """
-
-    reads: list[tuple[ir.Value, Entry]]
-    results: dict[ir.Value, Entry] = field(default_factory=dict)
-    steps: list[PlanStep] = field(default_factory=list)
-    copies: list[tuple[Value, Any, Value]] = field(default_factory=list)
-    made: frozenset[Buffer] = frozenset()
-    executions: int = 0
-
-    def is_steady(self) -> bool:
-        """Whether its steps can run in another plan: all that they use is in the arena."""
-        return all(isinstance(e, Value) for e in self.results.values()) and all(
-            v.constant or v.buffer.memory is not None for s in self.steps for v in (*s.reads, *s.writes)
-        )
-
-
-@dataclass(eq=False)
-class PlanTrace:
-    """The trace of a plan of one segment.
-
-    Attributes:
-        entries: the inputs.
-        records: of each item.
-        passed: the inputs and outputs that are not copied.
-    """
-
-    entries: list[Entry]
-    records: list[Record] = field(default_factory=list)
-    passed: tuple[ZeroCopy, ...] = ()
-
-
-@dataclass(eq=False)
 class Segment:
     """Steps that always run together.
 
@@ -189,7 +120,6 @@ class Segment:
         replaced: the inputs that results replace in place.
         updating: the same of the steps that use only inputs of `replaced`.
         update: the index of the first call that may write to them; nothing after it refuses a value.
-        cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
         binder: binds it again for other sizes; None if all are fixed.
         scope: what it assumes of sizes; None if all are fixed.
@@ -214,7 +144,6 @@ class Segment:
     replaced: tuple[Replaced, ...] = ()
     updating: tuple[tuple[int, PlanStep, int], ...] = ()
     update: int | None = None
-    cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
     binder: Any = None
     scope: Scope | None = None
@@ -247,7 +176,6 @@ class Segment:
         """Keep nothing of the arrays of a run."""
         for p in self.passed:
             p.detach()
-        self.cells.clear_values()
         for start, _, count in self.moving:
             self._replace(start, [(unbound, ())] * count)
 
@@ -307,6 +235,10 @@ class RunState:
     visitor: Visitor
     bodies: Callable[[ir.Node, dict[ir.Value, Any]], Any]
     visit_body: Callable[[limits.Budget, Any], Visitor]
+
+    def forget(self) -> bool:
+        """Keep nothing of a run, whose visitor has its values; return whether there was one."""
+        return vars(self).pop("visitor", None) is not None
 
     def visit(self, node: ir.Node, inputs: list[Any], frame: Any, bodies: Any) -> list[Any]:
         """Compute a node by its definition; its subgraphs by plans."""

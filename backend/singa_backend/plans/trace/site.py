@@ -63,6 +63,15 @@ class TraceSite(Site):
         known = self.known_finiteness() if finiteness is None else finiteness
         return self.tracer.allocate(shape, np.dtype(dtype), order, known)
 
+    def present(self, value: Value) -> np.ndarray:
+        """The elements of a value now, whatever its size is."""
+        with self.tracer.settling():
+            return value.array
+
+    def grown(self, cache: Value, axis: int, rows: Any) -> Value | None:
+        """The value with a growing cache and further elements, in its memory."""
+        return self.tracer.grow(self.call, cache, axis, rows)
+
     def scratch(self, nbytes: int) -> Buffer:
         """Memory that the arena will place."""
         return self.tracer.buffer(nbytes)

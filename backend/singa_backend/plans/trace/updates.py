@@ -120,7 +120,6 @@ class Updater(Placer):
         for value, what, copy in site.made:
             self.copies.setdefault(id(value), (value, {}))[1][what] = copy
             copy.buffer.users += 1
-        self.copied += site.made
         for call in calls:
             (result,) = call.results
             at = positions[result]

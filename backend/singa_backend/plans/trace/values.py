@@ -17,10 +17,11 @@ from ...ir.sizes import SizeSpace, is_open, now, settled
 from ...kernels.table import Options
 from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, OpaqueValue, Value, aligned, order_of, strides_of
 from ...proto.tensor_data import release
+from ..caches import GrowingCache
 from ..contention import contention
 from ..flat import Roles
 from ..recompute import Home, Homes
-from .segment import Cell, Cells, DynamicCall, Entry, PlanFacts, PlanTrace, RunState, Segment, SharedValues
+from .segment import DynamicCall, Entry, PlanFacts, RunState, Segment, SharedValues
 
 
 class TraceValues:
@@ -29,7 +30,7 @@ class TraceValues:
     Attributes:
         graph: the nodes that are traced.
         roles: of its values.
-        caches: the inputs that may grow in place, each with the axis that grows.
+        caches: the inputs that may grow in the memory of the caller, by the id of their buffer.
         options: how plans compute.
         shared: what the plans of the graph share.
         state: what the steps share during a run.
@@ -45,14 +46,6 @@ class TraceValues:
         live: the memory that counts as live, by the id of its buffer or cell.
         entries: the inputs of the plan.
         copies: by the id of a value, the value and its copies in other memory orders.
-        history: what an open plan can repeat of this trace; None if nothing is recorded.
-        earlier: the trace that this one repeats, if the plan is open; None otherwise.
-        stale: the buffers of the earlier plan that this one does not write.
-        copied: the copies that the present item has made.
-        unused: the cells without further uses, which the next step clears.
-        repeated: the number of calls that use the steps of the earlier plan.
-        opened: the number of the other calls.
-        place: the position of the next item in the records of the earlier plan.
         updates: the index of the first step that may replace an input; None before it.
         replaced: the inputs that results replace, by the id of their buffer.
         preferred: the values whose memory a result of the present calls should use.
@@ -76,11 +69,11 @@ class TraceValues:
         dynamic: dict[ir.Node, DynamicCall],
         facts: PlanFacts,
         budget: limits.Budget,
-        caches: dict[ir.Value, int] | None = None,
+        caches: Sequence[GrowingCache] = (),
         space: SizeSpace | None = None,
     ) -> None:
         self.graph, self.roles = graph, roles
-        self.caches = caches or {}
+        self.caches = {id(c.value.buffer): c for c in caches}
         self.space = space
         self.named: list[Value] = []
         self.begins = True
@@ -100,12 +93,6 @@ class TraceValues:
         self.live: dict[int, Any] = {}
         self.entries: list[Entry] = []
         self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
-        self.history: PlanTrace | None = None
-        self.earlier: PlanTrace | None = None
-        self.stale: set[Buffer] = set()
-        self.copied: list[tuple[Value, Any, Value]] = []
-        self.unused = Cells()
-        self.repeated = self.opened = self.place = 0
         self.updates: int | None = None
         self.replaced: dict[int, ir.Value] = {}
         self.preferred: set[ir.Value] = set()
@@ -161,6 +148,28 @@ class TraceValues:
             np.copyto(made.array, x)
         return made
 
+    def grow(self, call: ir.Node, past: Value, axis: int, rows: Any) -> Value | None:
+        """The present of a cache, in the memory of its past; None if it cannot grow there.
+
+        Args:
+            call: which appends.
+            past: the cache.
+            axis: the axis that grows.
+            rows: the number of elements that are appended.
+        """
+        cache = self.caches.get(id(past.buffer))
+        if cache is None or past is not cache.value or axis != cache.axis or cache.call not in (None, call):
+            return None
+        if cache.call is None:
+            cache.rows, room = rows, now(cache.room)
+            if now(rows) >= room:
+                return None
+            shape = (*past.shape[:axis], past.shape[axis] + rows, *past.shape[axis + 1 :])
+            self._admit(shape, past.dtype)
+            cache.present = Value(past.buffer, shape, past.strides, past.dtype)
+            cache.call = call
+        return cache.present
+
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], order: Sequence[int] | None, finiteness: int) -> Value:
         """A value in a new buffer."""
         shape = tuple(shape) if is_open(shape) else tuple(int(d) for d in shape)
@@ -210,8 +219,6 @@ class TraceValues:
     def _drop(self, i: ir.Value) -> None:
         entry = self.env.pop(i)
         self.live.pop(id(entry), None)
-        if isinstance(entry, Cell):
-            self.unused.append(entry)
         if isinstance(entry, Value):
             entry.buffer.users -= 1
             self._release(entry.buffer)

@@ -17,57 +17,34 @@ import numpy as np
 
 from ... import dtypes
 from ...ir import graph as ir
-from ...ir.sizes import Scope
+from ...ir.sizes import OpenSize, Scope
 from ...kernels.values import NAN, OpaqueValue, PlanStep, Value
 from ..flat import NotFlat, branches_fit, flat, model_node, read_from
 from ..fusion import fuse
 from ..updates import NotInPlace
 from .items import Branch, CopyIn, Item, Rename, Update, UpdateBegin, items_of
-from .open import NotOpen
-from .segment import EXACT, Continuation, DynamicCall, Entry, PlanTrace, Segment
+from .segment import EXACT, Continuation, DynamicCall, Entry, Segment
 from .updates import Updater
 
 
 class Tracer(Updater):
     """Traces a segment of a plan, and those that follow it."""
 
-    def start(
-        self,
-        inputs: Sequence[Any],
-        record: bool = False,
-        earlier: PlanTrace | None = None,
-        shapes: Sequence[Sequence[Any] | None] = (),
-    ) -> Segment:
+    def start(self, inputs: Sequence[Any], shapes: Sequence[Sequence[Any] | None] = ()) -> Segment:
         """Trace the graph on these inputs; return the first segment.
 
         Args:
             inputs: the inputs.
             shapes: those of the inputs, with sizes by name.
-            record: whether to note what an open plan can repeat.
-            earlier: the trace of a plan for other shapes.  The plan will be open: an item that reads the same values uses the
-                steps of that plan; other items are computed by definitions, in each run with the shapes of its inputs.
-
-        Returns:
-            The segment.
-
-        Raises:
-            NotOpen: if there is an earlier trace, and a result depends on the shapes in more than its own shape.
         """
-        self.earlier = earlier
-        for p in earlier.passed if earlier is not None else ():
-            if p.index < 0 or p.value.shape == np.shape(inputs[p.index]):
-                p.attach(inputs)
+        growing = {c.index: c.value for c in self.caches.values()}
         for index, (i, x) in enumerate(zip(self.graph.inputs, inputs, strict=True)):
-            if earlier is None:
-                entry = self._entry(x, shapes[index] if shapes else None)
-            else:
-                entry = self._same_entry(earlier.entries[index], i, x, any(p.index == index for p in earlier.passed))
+            entry = growing.get(index) or self._entry(x, shapes[index] if shapes else None)
             self.env[i] = entry
             self.entries.append(entry)
             if isinstance(entry, Value):
                 entry.buffer.users += 1
                 entry.buffer.touch(0)
-        self.history = PlanTrace(self.entries) if record else None
         self.uses = Counter(i for call in self.graph.nodes for i in call.reads)
         self.uses.update(self.graph.outputs)
         self.uses.update(self.graph.inputs)  # the buffers of inputs are written before each run
@@ -95,22 +72,12 @@ class Tracer(Updater):
             elif isinstance(item, UpdateBegin):
                 self._begin_updates(self.segment is first)
             elif isinstance(item, Branch):
-                self.history = None
                 pending += self._select(item, pending)[::-1]
             elif isinstance(item, Update):
-                self.history = None
                 self._group(item.calls, "update")
             else:
-                if self.earlier is not None:
-                    self._repeat_or_open(item, self.earlier.records)
-                elif self.history is not None:
-                    self.history.records.append(self._recorded(item))
-                else:
-                    self._group(item)
+                self._group(item)
                 if model_node(item[-1]) in self.dynamic and not self.roles.only_sent.issuperset(item[-1].results):
-                    if self.earlier is not None:
-                        raise NotOpen
-                    self.history = None
                     self._split_after(item[-1], pending)
         self.segment.outputs = tuple(self._result(i) for i in self.graph.outputs)
         self._finish(self.segment is first and bool(self.entries))
@@ -162,6 +129,8 @@ class Tracer(Updater):
         """End the segment here; the next one begins with `then`."""
         if self.updates is not None:
             raise NotInPlace("the size of a result that replaces an input depends on values")
+        if self.caches:
+            raise OpenSize("a plan of several segments copies its inputs")
         done = self.segment
         for entry in self.env.values():
             if isinstance(entry, Value) and not entry.buffer.pinned:

@@ -1,4 +1,4 @@
-"""Open plans: a model that generates text, whose past grows in each run, is computed by one plan, and its caches in place."""
+"""A model that generates text, whose past grows in each run: one plan computes all lengths, and its caches grow in place."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from tests.helpers import language_models
 from singa_backend import SingaBackend
 from singa_backend.backend import SingaRep
 from singa_backend.errors import InvalidInput, ResourceExhausted
+from singa_backend.kernels.values import Buffer, Value
 from singa_backend.limits import Limits
-from singa_backend.plans.open import caches
+from singa_backend.plans import caches
+from singa_backend.plans.passed import PASSED
+from singa_backend.plans.plan import Plan
 
 HEADS, SIZE, WORDS = 4, 16, 50
 WIDTH = HEADS * SIZE
@@ -110,6 +113,13 @@ def following(outputs: Any, feeds: dict[str, np.ndarray], token: int) -> dict[st
     return {"tokens": np.array([[token]]), "mask": np.ones((1, feeds["mask"].shape[1] + 1), np.int64), **made}
 
 
+def growing(rep: SingaRep) -> Plan:
+    """The plan that was used last, whose caches grow."""
+    planner = rep._session._planner
+    assert planner is not None and planner.latest is not None and planner.latest.caches
+    return planner.latest
+
+
 def close(found: Any, expected: Any) -> None:
     for a, b in zip(found, expected, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
@@ -130,19 +140,17 @@ def test_one_plan_computes_all_lengths_and_caches_grow_in_place(model: onnx.Mode
         if n % 7 < 2 or n > 145:
             close(outputs, definition.run(feeds))
         seen.append((outputs, [np.array(o) for o in outputs]))
-        if n > 2:
+        if n:
             pasts = [k for k in feeds if k.startswith("past")]
             in_place += all(np.shares_memory(outputs[k.replace("past", "present")], feeds[k]) for k in pasts)
         feeds = following(outputs, feeds, n % WORDS)
     planner = plan._session._planner
-    assert planner is not None and planner.open is not None and len(planner.plans) == 1
-    assert in_place >= 150 - 3 - 4  # a copy only when there is no room
+    assert planner is not None and len(planner.plans) == 1
+    assert in_place >= 150 - 1 - 2  # a copy only when there is no room
     for outputs, copies in seen:  # no later run has changed them
         for a, b in zip(outputs, copies, strict=True):
             np.testing.assert_array_equal(a, b)
-    kernels = [s.kernel for s in planner.open.plan.first.steps]
-    assert sum(k.startswith("definition") for k in kernels) < len(kernels) * 0.7
-    assert all(v is None for v in planner.open.plan.first.cells)  # nothing of the caller is kept
+    assert all(c.owner is None and c.value.buffer.memory is None for c in growing(plan).caches)  # nothing of the caller is kept
 
 
 def grown(batch: int, tokens: int, pasts: dict[str, np.ndarray], past: int) -> dict[str, np.ndarray]:
@@ -151,8 +159,8 @@ def grown(batch: int, tokens: int, pasts: dict[str, np.ndarray], past: int) -> d
     return made | {"position_ids": np.broadcast_to(np.arange(past, past + tokens), (batch, tokens)).copy(), **pasts}
 
 
-def test_each_batch_has_an_open_plan_after_prompts_of_any_length() -> None:
-    """Prompts whose lengths differ are not a text that grows; texts that grow are found after them."""
+def test_prompts_and_texts_of_any_length_and_batch() -> None:
+    """One plan computes prompts, and one the rows after a past, for one text; two others for several."""
     file = language_models.Decoder().model()
     rep, definition = SingaBackend.prepare(file), SingaBackend.prepare(file, optimize=0)
     names = [v.name for v in rep.inputs[3:]]
@@ -162,11 +170,11 @@ def test_each_batch_has_an_open_plan_after_prompts_of_any_length() -> None:
         feeds = grown(batch, length, dict.fromkeys(names, empty), 0)
         for n in range(runs):
             outputs = rep.run(feeds)
-            assert n < 4 or rep._session.reason is None
+            assert rep._session.reason is None
             close(outputs, definition.run(feeds))
             feeds = grown(batch, 1, {k: outputs[k.replace("past_key_values", "present")] for k in names}, length + n)
     planner = rep._session._planner
-    assert planner is not None and len(planner.opened) == 3 and len(planner.closed) == 1
+    assert planner is not None and len(planner.plans) == 4
 
 
 def test_a_cache_that_shares_memory_is_read_only(model: onnx.ModelProto) -> None:
@@ -269,8 +277,8 @@ def test_values_are_kept_up_to_their_last_use() -> None:
 
     for length in (200, 201):
         rep.run(feeds(length))
-    planner, given = rep._session._planner, feeds(203)
-    assert planner is not None and planner.open is not None
+    assert growing(rep).first.arena_bytes
+    given = feeds(203)
     peaks = []
     for each in (rep, definition):
         tracemalloc.start()
@@ -308,12 +316,12 @@ def test_threads_take_turns(model: onnx.ModelProto) -> None:
 
 
 def generate_a_little(model: onnx.ModelProto) -> tuple[SingaRep, dict[str, np.ndarray]]:
-    """A model with an open plan, and its next inputs."""
+    """A model with a plan whose caches grow, and its next inputs."""
     rep = SingaBackend.prepare(model)
     feeds = first(rep, 10)
     for n in range(4):
         feeds = following(rep.run(feeds), feeds, n)
-    assert rep._session._planner is not None and rep._session._planner.open is not None
+    growing(rep)
     return rep, feeds
 
 
@@ -350,10 +358,7 @@ def passes_in_a_child(run: Callable[[], Any]) -> bool:
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_child_generates_whatever_threads_of_its_parent_did(model: onnx.ModelProto) -> None:
     rep, feeds = generate_a_little(model)
-    planner = rep._session._planner
-    assert planner is not None and planner.open is not None
-    planner.plans.clear()  # the plan that it was made from is not kept any more
-    with planner.open.plan.turn.lock:
+    with growing(rep).turn.lock:
         assert passes_in_a_child(lambda: rep.run(feeds))
     close(rep.run(feeds), SingaBackend.prepare(model, optimize=0).run(feeds))
 
@@ -420,7 +425,7 @@ def test_a_row_of_an_input_at_the_length() -> None:
 
 
 def test_a_value_that_the_kernel_reads_from_a_copy() -> None:
-    """The pool of `h` is read from the copy that the convolution made, but the open plan reads `h` itself."""
+    """The pool of `h` is read from the copy that the convolution made."""
     draw = np.random.default_rng(0)
     nodes = [
         node("Shape", "past", "s"), node("Gather", "s one", "n"), node("Cast", "n", "length", to=1),
@@ -481,15 +486,14 @@ def test_caches_of_any_type(dtype: Any) -> None:
         np.testing.assert_allclose(outputs["y"], expected["y"], 1e-4, 1e-4)
         assert outputs["present"].tobytes() == expected["present"].tobytes()
         past = outputs["present"]
-    assert plan._session._planner is not None and plan._session._planner.open is not None
+    assert [c.call is not None for c in growing(plan).caches] == [True]
 
 
 def test_an_output_that_is_not_copied() -> None:
-    """It has no place in the arena that a result of an open plan could take."""
     nodes = [node("Pad", "x10 pads", "wide"), node("Relu", "wide", "large"), node("ReduceSum", "large", "sum", keepdims=0)]
     nodes += [node("ReduceSum", "present one", "total", keepdims=0), node("Add", "total sum", "y")]
     model = cached(TensorProto.FLOAT, *nodes, y=["B", 4], large=["B", "W"])
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, caches.PASSED // 4]), "pads"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, PASSED // 4]), "pads"))
     plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
     past, draw = np.ones((2, 3, 4), np.float32), np.random.default_rng(0)
     for _ in range(5):
@@ -498,7 +502,7 @@ def test_an_output_that_is_not_copied() -> None:
         outputs = plan.run(feeds)
         close(outputs, definition.run(feeds))
         past = outputs["present"]
-    assert plan._session._planner is not None and plan._session._planner.open is not None
+    growing(plan)
 
 
 def test_a_shape_that_depends_on_data_needs_plans_of_several_segments() -> None:
@@ -510,8 +514,9 @@ def test_a_shape_that_depends_on_data_needs_plans_of_several_segments() -> None:
         x[0, :count] = 0
         feeds = {"past": np.ones((batch, length, 4), np.float32), "new": np.ones((batch, 1, 4), np.float32), "x": x}
         close(plan.run(feeds), definition.run(feeds))
-        opened = plan._session._planner.open if plan._session._planner is not None else None
-        assert opened is None or len(opened.plan.segments) == 1  # others run while they hold locks that a trace takes
+        planner = plan._session._planner
+        assert planner is not None and planner.latest is not None
+        assert not planner.latest.caches and not planner.caches  # they are copied
 
 
 @st.composite
@@ -577,22 +582,39 @@ def test_drawn_models(model: onnx.ModelProto, lengths: list[int]) -> None:
     steps(model, [lengths[0], lengths[0] + 1, *lengths])
 
 
+def cache_of(shape: tuple[int, ...], axis: int, rows: int) -> caches.GrowingCache:
+    """A cache of a plan, to which rows are appended."""
+    length = shape[axis] + rows
+    value, present = (Value(Buffer(0), s, (), np.dtype(np.float32)) for s in (shape, (*shape[:axis], length, *shape[axis + 1 :])))
+    return caches.GrowingCache(value, axis=axis, rows=rows, present=present)
+
+
+def extended(x: np.ndarray, rows: int) -> tuple[np.ndarray, caches.CacheMemory]:
+    """A cache with room for more rows along axis 1, as a run returns it, and its memory."""
+    cache = cache_of(x.shape, 1, rows)
+    cache.take_memory(x, cache.room_of(x), None)
+    memory = cache.owner
+    assert memory is not None
+    return cache.take(), memory
+
+
 def test_memory_of_a_cache() -> None:
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    y, memory = caches.extend(x, (2, 5, 4), 1)
+    y, memory = extended(x, 2)
     np.testing.assert_array_equal(y[:, :3], x)
-    assert memory.sizes == (2, 5 + caches.SPARE, 4) and y.base is memory
-    z, again = caches.extend(y, (2, 6, 4), 1)
+    assert memory.sizes == (2, 5 + caches.SPARE, 4) and y.base is memory and y.ctypes.data % 64 == 0
+    z, again = extended(y, 1)
     assert again is memory and z.ctypes.data == y.ctypes.data
-    other, copy = caches.extend(y, (2, 6, 4), 1)  # y is not the longest any more
+    other, copy = extended(y, 1)  # y is not the longest any more
     assert copy is not memory
     np.testing.assert_array_equal(other[:, :5], y)
     for given_array in (z[:, 1:], z[:, ::-1], z[::-1], np.asfortranarray(z), z[:1]):
-        made, where = caches.extend(given_array, (given_array.shape[0], given_array.shape[1] + 1, 4), 1)
+        made, where = extended(given_array, 1)
         assert where is not memory
         np.testing.assert_array_equal(made[:, :-1], given_array)
-    full, _ = caches.extend(z, (2, 5 + caches.SPARE, 4), 1)
-    over, moved = caches.extend(full, (2, 6 + caches.SPARE, 4), 1)
+    full, same = extended(z, caches.SPARE - 2)
+    assert same is memory
+    over, moved = extended(full, 1)  # which would leave no room
     assert moved is not memory
     np.testing.assert_array_equal(over[:, :-1], full)
 
@@ -630,8 +652,6 @@ def test_large_arrays_of_fixed_shapes_are_not_copied(number: float) -> None:
     for found, copies in kept:
         for a, b in zip(found, copies, strict=True):
             np.testing.assert_array_equal(a, b)
-    planner = rep._session._planner
-    assert planner is not None and planner.open is not None
-    assert len(planner.open.plan.first.passed) == 3
-    assert all(p.array is None for p in planner.open.plan.first.passed)
-    assert [s.origins[0].op_type for s in planner.open.plan.first.steps if s.kernel == "definition"] == ["ReduceSum", "Add"]
+    first = growing(rep).first
+    assert len(first.passed) == 4 and all(p.array is None for p in first.passed)
+    assert "definition" not in {s.kernel for s in first.steps}

@@ -1,0 +1,214 @@
+"""Caches of generated text, which grow in place.
+
+A model that generates text takes the keys and values of the past, appends those of the present, and returns both.  If the
+caller passes such an output on as the next input, the next run writes after it in the same memory: in a plan the past and the
+present are one buffer, whose steps along the outer axes have a size by name, the room that is left in the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import limits
+from ..ir import graph as ir
+from ..ir.declaration import caches_of
+from ..ir.sizes import now, settled
+from ..kernels.table import require_finite
+from ..kernels.values import ALIGNMENT, Value, address_of, aligned_start, strides_of
+from .passed import Receivers, ZeroCopy
+
+SPARE = 64
+"""The minimum number of elements along the growing axis for which memory is reserved; a quarter of the cache if that is more."""
+
+
+class CacheMemory(np.ndarray):
+    """The memory of a cache, with room to grow along one axis.  It is the base of the arrays that show its contents.
+
+    Attributes:
+        axis: the axis that grows.
+        used: the length of that axis in the longest array that shows the contents.
+        claimed: the lengths from which a run extends the contents: only the first run that enters one may do so.
+        finite: the length up to which the contents are known to be finite.
+        sizes: the shape that the memory has room for.
+        start: the place of the first element in it, at an address that is a multiple of 64.
+        address: that address.
+    """
+
+    axis: int
+    used: int
+    claimed: dict[int, object]
+    finite: int
+    sizes: tuple[int, ...]
+    start: int
+    address: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], dtype: np.dtype[Any], axis: int) -> CacheMemory:
+        """New memory for these sizes."""
+        made = cls(math.prod(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
+        made.axis, made.used, made.claimed, made.finite, made.sizes = axis, 0, {}, 0, tuple(sizes)
+        made.start = aligned_start(made)
+        made.address = address_of(made) + made.start
+        return made
+
+    @property
+    def elements(self) -> np.ndarray:
+        """The bytes that begin with the first element."""
+        return self.view(np.ndarray)[self.start :]
+
+    def shown(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+        """The array that shows the contents up to a length; it can be written."""
+        return np.ndarray(shape, dtype, self, self.start, strides_of(self.sizes, dtype.itemsize))
+
+    def holds(self, x: np.ndarray) -> bool:
+        """Whether an array shows all of the contents."""
+        axis = self.axis
+        same = x.shape == (*self.sizes[:axis], self.used, *self.sizes[axis + 1 :])
+        return same and x.strides == strides_of(self.sizes, x.itemsize) and x.ctypes.data == self.address
+
+
+def shows_cache(array: np.ndarray) -> bool:
+    """Whether an array views the memory of a cache, which later runs extend; the caller may have made it writable."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, CacheMemory):
+        base = base.base
+    return isinstance(base, CacheMemory)
+
+
+def room_for(length: int, rows: int) -> int:
+    """The room for further elements in new memory for a cache.
+
+    Args:
+        length: of the cache, along the axis that grows.
+        rows: the number of elements that are appended first.
+    """
+    return rows + max(SPARE, (length + rows) // 4)
+
+
+@dataclass(eq=False)
+class GrowingCache(ZeroCopy):
+    """An input that grows in the memory of the caller, and the output that begins with it.
+
+    Attributes:
+        axis: the axis that grows.
+        room: the elements for which there is room after those of the input.
+        place_of_room: the place of the symbol of the room in the space of sizes.
+        rows: the elements that are appended; 0 if none have been.
+        present: the output.
+        call: which appends.
+        owner: the memory of the present run.
+        address: of the first element, when the steps were bound.
+    """
+
+    axis: int = 0
+    room: Any = None
+    place_of_room: int = -1
+    rows: Any = 0
+    present: Value | None = None
+    call: ir.Node | None = None
+    owner: CacheMemory | None = None
+    address: int = 0
+
+    def is_present(self, entry: Any) -> bool:
+        """Whether an output shows the whole cache with what was appended."""
+        if self.present is None or not isinstance(entry, Value) or entry.buffer is not self.present.buffer:
+            return False
+        return settled(entry.shape) == settled(self.present.shape) and now(entry.offset) == 0
+
+    def room_of(self, x: np.ndarray, least: int = 1) -> int:
+        """The room after a cache: in its memory, or in new memory; more than `least`, and than the elements that follow."""
+        rows, memory = max(int(now(self.rows)), least), x.base
+        if isinstance(memory, CacheMemory) and memory.axis == self.axis and memory.holds(x):
+            left = memory.sizes[self.axis] - x.shape[self.axis]
+            if left > rows:
+                return left
+        return room_for(x.shape[self.axis], rows)
+
+    def take_memory(self, x: np.ndarray, room: int, budget: limits.Budget | None) -> bool:
+        """Let this run use the memory of a cache, or a copy of it with room.
+
+        Args:
+            x: the cache.
+            room: the elements for which there is room after it.
+            budget: counts a copy.
+
+        Returns:
+            Whether the memory is where it was when the steps were bound.
+        """
+        axis, length, memory = self.axis, x.shape[self.axis], x.base
+        sizes = (*x.shape[:axis], length + room, *x.shape[axis + 1 :])
+        run = object()
+        if not (
+            isinstance(memory, CacheMemory)
+            and memory.axis == axis
+            and memory.sizes == sizes
+            and memory.holds(x)
+            and memory.claimed.setdefault(length, run) is run
+        ):
+            if budget is not None:
+                budget.admit(sizes, x.itemsize)
+                budget.count_tensor(math.prod(sizes) * x.itemsize)
+            memory = CacheMemory.of(sizes, x.dtype, axis)
+            memory.used, memory.claimed[length] = length, run
+            np.copyto(memory.shown(x.shape, x.dtype), x)
+        self.owner = memory
+        self.value.buffer.memory = memory.elements
+        before, self.address = self.address, memory.address
+        return before == self.address
+
+    def attach(self, inputs: Sequence[Any], receivers: Receivers = ()) -> None:
+        """Let the steps that are bound next use the memory of this run."""
+        assert self.owner is not None
+        self.value.buffer.memory = self.owner.elements
+
+    def require_finite(self) -> None:
+        """Raise Invalid unless the elements that no run has checked are finite."""
+        assert self.owner is not None
+        length = now(self.value.shape[self.axis])
+        if self.owner.finite < length:
+            array = self.owner.shown(settled(self.value.shape), self.value.dtype)
+            require_finite(array[(*[slice(None)] * self.axis, slice(self.owner.finite, length))])
+            self.owner.finite = length
+
+    def detach(self) -> None:
+        """Keep no step that refers to the memory of a run."""
+        self.value.buffer.memory = None
+
+    def release(self) -> None:
+        """Keep nothing of the memory of a run."""
+        self.owner = self.value.buffer.memory = None
+
+    def take(self, once: bool = True) -> np.ndarray:
+        """The output of this run.  It is read-only: a longer array may show the same memory."""
+        assert self.owner is not None and self.present is not None
+        shape = settled(self.present.shape)
+        self.owner.used = shape[self.axis]
+        shown = self.owner.shown(shape, self.present.dtype)
+        shown.flags.writeable = False
+        return shown
+
+
+def growing_caches(graph: ir.Graph) -> dict[ir.Value, int]:
+    """The inputs of a graph whose elements one call reads, to append others; its result is an output.  With the axis.
+
+    The call is a Concat, or of an operator that declares its caches.
+    """
+    outputs, given = Counter(graph.outputs), set(graph.inputs)
+    grown: list[tuple[ir.Value | None, ir.Value | None, int]] = [
+        (c.inputs[0], c.outputs[0], c.attributes["axis"]) for c in graph.nodes if c.is_("Concat") and len(c.inputs) > 1
+    ]
+    for call in graph.nodes:
+        for i, o in caches_of(call.domain, call.op_type).items():
+            if i < len(call.inputs) and o < len(call.outputs):
+                grown.append((call.inputs[i], call.outputs[o], -2))
+
+    def uses(value: ir.Value) -> int:
+        return sum(not (isinstance(user, ir.Node) and user.is_("Shape")) for user, _ in value.uses)
+
+    return {i: axis for i, o, axis in grown if i in given and i is not None and o is not None and uses(i) == 1 == outputs[o]}

@@ -1,1 +1,0 @@
-"""What grows between runs: caches of generated text, and products whose sizes differ."""
