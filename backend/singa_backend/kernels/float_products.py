@@ -362,7 +362,9 @@ class _After:
         )
 
 
-def product_of(a: Value, b: Value, shape: tuple[int, ...], folded: bool) -> FloatProduct | None:
+def product_of(
+    a: Value, b: Value, shape: tuple[int, ...], folded: bool, target: Sequence[int] | None = None
+) -> FloatProduct | None:
     """The product of two batches of matrices; None if there are more than two axes of products.
 
     Args:
@@ -370,19 +372,24 @@ def product_of(a: Value, b: Value, shape: tuple[int, ...], folded: bool) -> Floa
         b: (..., k, n) in the same way.
         shape: of the result.
         folded: whether all axes of the result but the last are the rows of one product.
+        target: the steps of the result; None if it is in the order of its axes.
     """
     rank, batch = len(shape), list[BatchAxis]()
     for axis in range(0 if folded else rank - 2):
         size = shape[axis]
         x, w = (0 if v.shape[axis] == 1 else v.strides[axis] for v in (a, b))
         last = batch[-1] if batch else None
-        if last is not None and (last.x, last.w) == (size * x, size * w):
+        follows = last is not None and (target is None or target[last.axes[-1]] == size * target[axis])
+        if last is not None and follows and (last.x, last.w) == (size * x, size * w):
             batch[-1] = BatchAxis(last.size * size, x, w, (*last.axes, axis))
         elif size > 1:
             batch.append(BatchAxis(size, x, w, (axis,)))
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    rows, row_axes = [(m, a.strides[-2])], tuple(range(rank - 1)) if folded else (rank - 2,)
+    if len(batch) == 3 and isinstance(batch[-1].w, int) and not batch[-1].w:  # products by one matrix are one product
+        shared = batch.pop()
+        rows, row_axes = [(shared.size, shared.x), *rows], (*shared.axes, *row_axes)
     if len(batch) > 2:
         return None
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    rows = tuple(range(rank - 1)) if folded else (rank - 2,)
     depth, columns = (k, a.strides[-1], b.strides[-2]), (n, b.strides[-1])
-    return FloatProduct(shape, a, b, [(m, a.strides[-2])], rows, depth, columns, rank - 1, (), batch)
+    return FloatProduct(shape, a, b, rows, row_axes, depth, columns, rank - 1, (), batch)

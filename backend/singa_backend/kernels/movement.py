@@ -419,6 +419,20 @@ def joined(site: Site, values: Sequence[Value], axis: int) -> Value:
     return y
 
 
+@kernel("Range", 11, 27, on="view")
+def range_of_sizes(site: Site, *bounds: Value) -> Value:
+    """A range between integers that are the same whenever the sizes are: only a view sees sizes by name."""
+    site.require(all(v.constant and v.dtype.kind in "iu" and v.size == 1 for v in bounds), "a bound depends on the data")
+    start, limit, delta = (numbers_of(v)[0] for v in bounds)
+    site.require(delta == 1, "another step")
+    y = site.new((at_least_zero(limit - start),), bounds[0].dtype, finiteness=FINITE)
+    site.emit(
+        lambda: [(np.copyto, (y.array, np.arange(now(start), now(limit), dtype=y.dtype)))],
+        reads=(), writes=(y,), kernel="numpy.arange",
+    )  # fmt: skip
+    return y
+
+
 @kernel("Tile", 6, 13, on="numpy")
 def tile(site: Site, x: Value, repeats: Value) -> Value:
     times = ints(site, repeats, "the repeats")

@@ -120,6 +120,7 @@ class Plan:
         self.turn = Exclusive()
         self.caches: list[GrowingCache] = []
         self._appended = 1
+        self._copied: set[int] = set()
         self.first = Segment()
         self.inputs: list[Any] = []
         self.texts: list[tuple[int, OpaqueValue]] = []
@@ -166,7 +167,7 @@ class Plan:
             except OpenSize as reason:
                 self.planner.note_failure(reason)
                 if self.caches:  # sizes may have names if nothing grows
-                    self.planner.caches.clear()
+                    self._copied |= {c.index for c in self.caches}
                 else:
                     self._need_numbers()
             else:
@@ -258,18 +259,19 @@ class Plan:
         rooms: dict[Any, tuple[Size, int]] = {}
         for index, (v, x, shape) in enumerate(zip(self.planner.graph.inputs, inputs, shapes, strict=False)):
             axis = self.planner.caches.get(v)
-            if axis is None or shape is None or not -x.ndim <= axis < x.ndim or x.dtype == dtypes.STRING:
+            if axis is None or index in self._copied or shape is None or not -x.ndim <= axis < x.ndim or x.dtype == dtypes.STRING:
                 continue
             axis %= x.ndim
             length = shape[axis]
-            if not isinstance(length, Size):
+            if not isinstance(length, Size) and length != 0:
                 continue
             cache = GrowingCache(Value(Buffer(0, pinned=True), tuple(shape), (), x.dtype), index, axis=axis)
-            if length.terms not in rooms:
+            of = length.terms if isinstance(length, Size) else ()
+            if of not in rooms:
                 assert self.space is not None
-                room = self.space.symbol(f"room after {v.name}", cache.room_of(x, self._appended))
-                rooms[length.terms] = room, len(self.space.values) - 1
-            cache.room, cache.place_of_room = rooms[length.terms]
+                least = self._appended if of else max(self._appended, *self.space.values)  # to an empty cache a text is appended
+                rooms[of] = self.space.symbol(f"room after {v.name}", cache.room_of(x, least)), len(self.space.values) - 1
+            cache.room, cache.place_of_room = rooms[of]
             sizes = (*shape[:axis], length + cache.room, *shape[axis + 1 :])
             cache.value.strides = strides_of(sizes, x.itemsize)
             cache.value.buffer.nbytes = math.prod(sizes) * x.itemsize
@@ -282,9 +284,7 @@ class Plan:
         copied = [c for c in self.caches if not any(c.is_present(e) for e in self.first.outputs)]
         if short := [c for c in copied if c.call is None and c.rows]:
             self._appended = max(now(c.rows) for c in short)
-        for c in copied:
-            if c not in short:
-                del self.planner.caches[self.planner.graph.inputs[c.index]]
+        self._copied |= {c.index for c in copied if c not in short}
         return not copied
 
     def bind(self, inputs: Sequence[Any], budget: limits.Budget, is_same: bool = False) -> UseDefinitions | None:
