@@ -1,6 +1,8 @@
-"""Compares 300 requests of changing sizes with onnxruntime's, on one thread: twelve kinds of nets.
+"""Compares 300 requests of changing sizes with onnxruntime's, on one thread: thirteen kinds of nets.
 
     tox -e benchmark-sizes [-- --nets vocoder unet --requests 300]
+
+A request of "decoder" is a text: a prompt, and eight rows after it, each of which reads the caches of the run before.
 
 Each engine serves the same requests in a process of its own, and they take turns, 20 requests each.  A figure is the CPU time
 of all requests, from the first one; `p99` is that of the slowest ones.  Memory is what a process holds more at the end than
@@ -34,6 +36,8 @@ class Net:
         self.draws = np.random.default_rng(seed)
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
+        self.caches: list[tuple[str, str, list[Any]]] = []
+        self.mask = ""
 
     def constant(self, value: Any) -> str:
         """Add an initializer; return its name."""
@@ -70,32 +74,57 @@ class Net:
         y = self.call("ConvTranspose", x, self.weight(c, n, *kernel), self.weight(n), pads=pads, strides=[stride] * len(kernel))
         return str(self.call("LeakyRelu", y, alpha=0.1))
 
-    def attention(self, x: str, d: int, heads: int) -> str:
-        """Add self-attention by elementary operators."""
+    def attention(self, x: str, d: int, heads: int, cached: bool = False) -> str:
+        """Add self-attention by elementary operators; `cached`: to the rows of a cache, and to those up to its own."""
         split = self.constant(np.array([0, 0, heads, d // heads], np.int64))
         joined = self.constant(np.array([0, 0, d], np.int64))
         q, k, v = (self.call("Reshape", self.linear(x, d, d), split) for _ in range(3))
-        q, v = (self.call("Transpose", a, perm=[0, 2, 1, 3]) for a in (q, v))
-        scores = self.call("MatMul", q, self.call("Transpose", k, perm=[0, 2, 3, 1]))
+        q, k, v = (self.call("Transpose", a, perm=[0, 2, 1, 3]) for a in (q, k, v))
+        if cached:
+            k, v = (self.cache(a, heads, d // heads) for a in (k, v))
+        scores = self.call("MatMul", q, self.call("Transpose", k, perm=[0, 1, 3, 2]))
         scaled = self.call("Mul", scores, self.constant(np.float32((d // heads) ** -0.5)))
+        scaled = self.call("Add", scaled, self.mask) if cached else scaled
         y = self.call("Transpose", self.call("MatMul", self.call("Softmax", scaled), v), perm=[0, 2, 1, 3])
         return self.linear(self.call("Reshape", y, joined), d, d)
+
+    def cache(self, rows: str, heads: int, size: int) -> str:
+        """Add an input to which rows are appended, and the output."""
+        past = f"past{len(self.caches)}"
+        present = self.call("Concat", past, rows, axis=2)
+        self.caches.append((past, present, [1, heads, "p", size]))
+        return str(present)
+
+    def causal(self) -> None:
+        """Add the mask of the rows of x after those of the first cache."""
+
+        def length(name: str, axis: int) -> Any:
+            return self.call("Gather", self.call("Shape", name), self.constant(np.int64(axis)))
+
+        zero, one = self.constant(np.int64(0)), self.constant(np.int64(1))
+        past, rows = length("past0", 2), length("x", 1)
+        end = self.call("Add", past, rows)
+        own = self.call("Unsqueeze", self.call("Range", past, end, one), self.constant(np.array([1])))
+        seen = self.call("LessOrEqual", self.call("Range", zero, end, one), own)
+        self.mask = self.call("Where", seen, self.constant(np.float32(0)), self.constant(np.float32(-1e9)))
 
     def norm(self, x: str, d: int) -> str:
         """Add a layer normalization."""
         return str(self.call("LayerNormalization", x, self.constant(np.ones(d, np.float32)), self.weight(d)))
 
-    def block(self, x: str, d: int, heads: int) -> str:
+    def block(self, x: str, d: int, heads: int, cached: bool = False) -> str:
         """Add a layer of a transformer."""
-        x = self.norm(self.call("Add", x, self.attention(x, d, heads)), d)
+        x = self.norm(self.call("Add", x, self.attention(x, d, heads, cached)), d)
         y = self.linear(self.call("Gelu", self.linear(x, 4 * d, d)), d, 4 * d)
         return self.norm(self.call("Add", x, y), d)
 
     def model(self, shape: Sequence[int | str], output: str, rank: int) -> ModelProto:
-        """Return the model with the input x."""
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-        y = helper.make_tensor_value_info(output, TensorProto.FLOAT, [f"d{i}" for i in range(rank)])
-        graph = helper.make_graph(self.nodes, "g", [x], [y], self.initializers)
+        """Return the model with the input x, and the caches."""
+        value = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
+        inputs = [value("x", shape=shape), *(value(past, shape=s) for past, _, s in self.caches)]
+        outputs = [value(output, shape=[f"d{i}" for i in range(rank)])]
+        outputs += [value(present, shape=[*s[:2], "all", s[3]]) for _, present, s in self.caches]
+        graph = helper.make_graph(self.nodes, "g", inputs, outputs, self.initializers)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
@@ -105,6 +134,16 @@ def text() -> ModelProto:
     x = "x"
     for _ in range(4):
         x = net.block(x, 256, 4)
+    return net.model([1, "n", 256], x, 3)
+
+
+def decoder() -> ModelProto:
+    """Four layers that read caches of keys and values."""
+    net = Net(12)
+    x = "x"
+    net.causal()
+    for _ in range(4):
+        x = net.block(x, 256, 4, cached=True)
     return net.model([1, "n", 256], x, 3)
 
 
@@ -256,6 +295,7 @@ def between(low: int, high: int, step: int = 1) -> Callable[[np.random.Generator
 
 NETS: dict[str, tuple[Callable[[], ModelProto], tuple[Any, ...]]] = {
     "text": (text, (1, between(8, 128), 256)),
+    "decoder": (decoder, (1, between(8, 128), 256)),
     "image": (image, (1, 3, between(32, 160), between(32, 160))),
     "table": (table, (between(1, 128), 784)),
     "line": (line, (1, 1, 32, between(64, 320))),
@@ -312,7 +352,7 @@ def _ours(model: bytes, warm: bool = False) -> Callable[[np.ndarray], np.ndarray
         SingaBackend.prepare(tiny, threads=1).run([np.ones((1, 2), np.float32)])
         return np.array
     rep = SingaBackend.prepare(model, threads=1)
-    return lambda x: np.asarray(rep.run([x])[0])
+    return partial(answer, rep.run, [v.name for v in rep.inputs])
 
 
 def _theirs(model: bytes, warm: bool = False) -> Callable[[np.ndarray], np.ndarray]:
@@ -324,7 +364,16 @@ def _theirs(model: bytes, warm: bool = False) -> Callable[[np.ndarray], np.ndarr
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return lambda x: np.asarray(session.run(None, {"x": x})[0])
+    return partial(answer, partial(session.run, None), [v.name for v in session.get_inputs()])
+
+
+def answer(run: Callable[[dict[str, np.ndarray]], Sequence[Any]], names: Sequence[str], x: np.ndarray) -> np.ndarray:
+    """Return the result of a request; of a text, that of the row that follows eight others."""
+    caches = dict.fromkeys(names[1:], np.zeros((1, 4, 0, 64), np.float32))
+    y, *more = run({"x": x, **caches})
+    for _ in range(8 if caches else 0):
+        y, *more = run({"x": np.ascontiguousarray(y[:, -1:]), **dict(zip(caches, more, strict=True))})
+    return np.asarray(y)
 
 
 def compare(name: str, count: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
 from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, W_STEPS, FloatsKind, floats, packing
+from ..gemm.row_products import COLUMNS, row_products
 from ..gemm.tiles import HEIGHT
 from ..ir.sizes import late
 from ..ir.versioned import versioned
@@ -256,11 +257,71 @@ class FloatProductStep:
             y = after.y
         count = 0 if after is None else after.count
         if count < needed:
-            terms, inputs = trace(site, _operations(y, calls[count:needed]))
-            (z,) = compute(site, terms[-1:], inputs, "", lambda v: v.buffer is y.buffer, {0: y})
-            site.require(z.buffer is y.buffer, "what follows is not computed in place")
-            y, count = z, needed
+            y, count = _followed(site, y, calls[count:needed]), needed
         return y, count
+
+
+def _followed(site: Site, y: Value, calls: Sequence[Follower]) -> Value:
+    """Compute calls in the memory of the value that they follow."""
+    terms, inputs = trace(site, _operations(y, calls))
+    (z,) = compute(site, terms[-1:], inputs, "", lambda v: v.buffer is y.buffer, {0: y})
+    site.require(z.buffer is y.buffer, "what follows is not computed in place")
+    return z
+
+
+FEW_ROWS = 4
+"""The rows up to which a matrix of a run is read where it is."""
+
+
+@dataclass(frozen=True)
+class RowProductStep:
+    """The step of a product of few rows; see gemm/row_products.py.
+
+    Attributes:
+        site: the place.
+        product: what is computed.
+        y: the result.
+        adjacent: whether the columns of W are adjacent.
+    """
+
+    site: Site
+    product: FloatProduct
+    y: Value
+    adjacent: bool
+
+    @classmethod
+    def of(cls, site: Site, product: FloatProduct | None, y: Value) -> RowProductStep | None:
+        """The step; None if the product has another form."""
+        if product is None or product.w.constant or product.taps or len(product.rows) != 1:
+            return None
+        (rows, _), item = product.rows[0], F32.itemsize
+        if not isinstance(rows, int) or rows > FEW_ROWS:
+            return None
+        (_, x_depth, w_depth), (_, w_column), steps = product.depth, product.columns, product.steps(y)
+        if steps is None or any(not isinstance(s, int) or s != item for s in (x_depth, steps[3])):
+            return None
+        adjacent = isinstance(w_column, int) and w_column == item
+        dense = isinstance(w_depth, int) and w_depth == item
+        return cls(site, product, y, adjacent) if adjacent or dense else None
+
+    def emit(self, calls: Sequence[Follower], finiteness: int) -> Value:
+        """Add the step, and those of the calls that follow; return the result."""
+        product, y = self.product, self.y
+        (rows, x_row), (depth, _, w_depth), (n, w_column) = product.rows[0], product.depth, product.columns
+        (b0, b1), steps = _two(product.batch), product.steps(y)
+        assert steps is not None
+        groups = -(-n // COLUMNS)
+        sizes = {
+            "batches": b0.size * b1.size, "batch1": b1.size, "rows": rows, "depth": depth, "n": n, "groups": groups,
+            "w_step": w_depth if self.adjacent else w_column, "x_row": x_row, "y_row": steps[0],
+            "x_batch0": b0.x, "x_batch1": b1.x, "w_batch0": b0.w, "w_batch1": b1.w, "y_batch0": steps[1], "y_batch1": steps[2],
+        }  # fmt: skip
+        values = {"x": product.x, "w": product.w, "y": y}
+        emit_product(
+            self.site, row_products(self.adjacent), sizes, values, ("y",), product.work, "rows", sizes["batches"] * groups
+        )
+        y.finiteness = finiteness
+        return _followed(self.site, y, calls) if calls else y
 
 
 def _height(rows: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from . import onednn as dnn
 from .copies import copied
 from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
-from .float_products import FloatProductStep, declined, product_of, require_any_bits
+from .float_products import FloatProductStep, RowProductStep, declined, product_of, require_any_bits
 from .lowering import F32, emit, packed, packs_products, spaced, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .rounding import BF16, Rounded, fpmath, pays, rounded
@@ -181,32 +180,28 @@ class MatrixProduct:
         order: Sequence[int] | None, target: Value | None,
     ) -> Value | None:  # fmt: skip
         """The result of machine code; None if it does not compute the product."""
-        site, a, b, shape = self.site, self.a, replace(self.b, key=self.key), self.shape
-        is_row = not self.folded and not b.constant and shape[-2] == 1  # then the tiles of one column are made, not those of b
-        if is_row:
-            a, b, shape = _swapped(b), _swapped(a), (*shape[:-2], shape[-1], 1)
-        steps = None if target is None else (_swapped(target) if is_row else target).strides
-        product = product_of(a, b, shape, self.folded, steps)
-        bias = next((v for v in added if not before and not is_row and self.is_bias(v)), None)
+        site = self.site
+        steps = None if target is None else target.strides
+        product = product_of(self.a, replace(self.b, key=self.key), self.shape, self.folded, steps)
+        bias = next((v for v in added if not before and self.is_bias(v)), None)
         calls = [*map(_call_of, before), *(Follower("Add", {}, [None, v], 0, 14) for v in added if v is not bias), *followers]
         needed = len(calls) - len(followers)
-        if is_row:
-            calls = [_of_swapped(f) for f in takewhile(lambda f: "axis" not in f.attributes and not f.sides, calls)]
 
         def emit() -> tuple[Value, int]:
             site.require(product is not None, "there are more than two axes of products")
             assert product is not None
             y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
-            step = FloatProductStep(site, product)
-            return step.emit(_swapped(y) if is_row else y, bias, calls, needed, self.finiteness)
+            if (step := RowProductStep.of(site, product, y)) is not None and bias is None:
+                return step.emit(calls[:needed], self.finiteness), needed
+            return FloatProductStep(site, product).emit(y, bias, calls, needed, self.finiteness)
 
         emitted = site.attempt(emit)
         if emitted is None:
-            apart = None if target is None or not is_open(shape) else self._by_code(followers, before, added, order, None)
+            apart = None if target is None or not is_open(self.shape) else self._by_code(followers, before, added, order, None)
             return None if apart is None or target is None else self._moved(apart, target)
         y, count = emitted
         site.absorb(count - needed)
-        return _swapped(y) if is_row else y
+        return y
 
     def _moved(self, y: Value, target: Value) -> Value:
         """Copy the result to its target."""
@@ -297,19 +292,6 @@ class MatrixProduct:
             return dnn.matmul(source, wide, None, row, post.attributes)
         except OneDnnError:
             return None
-
-
-def _swapped(x: Value) -> Value:
-    """A view with the last two axes swapped; a vector is one row."""
-    shape, strides = ((1, *x.shape), (0, *x.strides)) if x.ndim == 1 else (x.shape, x.strides)
-    made = x.view((*shape[:-2], *shape[:-3:-1]), (*strides[:-2], *strides[:-3:-1]))
-    made.low = x.low
-    return made
-
-
-def _of_swapped(f: Follower) -> Follower:
-    """An elementwise call whose first operand is swapped."""
-    return replace(f, inputs=[None if v is None else _swapped(v) if v.ndim else v for v in f.inputs])
 
 
 def _call_of(function: tuple[str, float, float]) -> Follower:

@@ -36,6 +36,7 @@ class CacheMemory(np.ndarray):
         claimed: the lengths from which a run extends the contents: only the first run that enters one may do so.
         finite: the length up to which the contents are known to be finite.
         sizes: the shape that the memory has room for.
+        steps: the strides in bytes.
         start: the place of the first element in it, at an address that is a multiple of 64.
         address: that address.
     """
@@ -45,6 +46,7 @@ class CacheMemory(np.ndarray):
     claimed: dict[int, object]
     finite: int
     sizes: tuple[int, ...]
+    steps: tuple[int, ...]
     start: int
     address: int
 
@@ -53,7 +55,7 @@ class CacheMemory(np.ndarray):
         """New memory for these sizes."""
         made = cls(math.prod(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
         made.axis, made.used, made.claimed, made.finite, made.sizes = axis, 0, {}, 0, tuple(sizes)
-        made.start = aligned_start(made)
+        made.steps, made.start = strides_of(sizes, dtype.itemsize), aligned_start(made)
         made.address = address_of(made) + made.start
         return made
 
@@ -64,13 +66,14 @@ class CacheMemory(np.ndarray):
 
     def shown(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
         """The array that shows the contents up to a length; it can be written."""
-        return np.ndarray(shape, dtype, self, self.start, strides_of(self.sizes, dtype.itemsize))
+        return np.ndarray(shape, dtype, self, self.start, self.steps)
 
     def holds(self, x: np.ndarray) -> bool:
         """Whether an array shows all of the contents."""
-        axis = self.axis
-        same = x.shape == (*self.sizes[:axis], self.used, *self.sizes[axis + 1 :])
-        return same and x.strides == strides_of(self.sizes, x.itemsize) and x.ctypes.data == self.address
+        axis, shape = self.axis, x.shape
+        same = len(shape) == len(self.sizes) and shape[axis] == self.used and x.strides == self.steps
+        same = same and shape[:axis] == self.sizes[:axis] and shape[axis + 1 :] == self.sizes[axis + 1 :]
+        return same and bool(x.__array_interface__["data"][0] == self.address)
 
 
 def shows_cache(array: np.ndarray) -> bool:
@@ -123,12 +126,12 @@ class GrowingCache(ZeroCopy):
 
     def room_of(self, x: np.ndarray, least: int = 1) -> int:
         """The room after a cache: in its memory, or in new memory; more than `least`, and than the elements that follow."""
-        rows, memory = max(int(now(self.rows)), least), x.base
+        rows, length, memory = max(int(now(self.rows)), least), int(x.shape[self.axis]), x.base
         if isinstance(memory, CacheMemory) and memory.axis == self.axis and memory.holds(x):
-            left = memory.sizes[self.axis] - x.shape[self.axis]
+            left = memory.sizes[self.axis] - length
             if left > rows:
                 return left
-        return room_for(x.shape[self.axis], rows)
+        return room_for(length, rows)
 
     def take_memory(self, x: np.ndarray, room: int, budget: limits.Budget | None) -> bool:
         """Let this run use the memory of a cache, or a copy of it with room.

@@ -30,6 +30,8 @@ class OpenAxes:
             d = v.declared
             self._declared.append((v.name, None if d is None else d.shape) if d is None or d.kind == "tensor" else None)
 
+        self._is_named: dict[tuple[int, int], list[bool]] = {}  # by the input and the rank
+
     def name(self, index: int, axis: int, rank: int) -> str | None:
         """A name of a size, which equal ones share; None if the model states a number.
 
@@ -59,6 +61,9 @@ class OpenAxes:
             if one is None:
                 return None
             kind, shape, dtype = one
-            named = [self.name(index, a, len(shape)) is not None for a in range(len(shape))]
-            made.append((kind, tuple(None if n and d >= LOWEST else d for n, d in zip(named, shape, strict=True)), dtype))
+            named = self._is_named.get((index, len(shape)))
+            if named is None:
+                named = [self.name(index, a, len(shape)) is not None for a in range(len(shape))]
+                self._is_named[index, len(shape)] = named
+            made.append((kind, tuple([None if n and d >= LOWEST else d for n, d in zip(named, shape, strict=True)]), dtype))
         return tuple(made)

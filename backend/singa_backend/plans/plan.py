@@ -51,6 +51,9 @@ BRANCHES = 16
 """The number of continuations of a segment that are kept."""
 
 
+BOUND: list[int] = []
+"""The steps are bound to the sizes of a run."""
+
 Execute = Callable[[Segment, limits.Budget], None]
 """Runs the steps of a segment."""
 
@@ -287,13 +290,13 @@ class Plan:
         self._copied |= {c.index for c in copied if c not in short}
         return not copied
 
-    def bind(self, inputs: Sequence[Any], budget: limits.Budget, is_same: bool = False) -> UseDefinitions | None:
+    def bind(self, inputs: Sequence[Any], budget: limits.Budget, values: list[int] | None = None) -> UseDefinitions | None:
         """Let the plan compute inputs of these sizes; return why it cannot.
 
         Args:
             inputs: the inputs.
             budget: of the run.
-            is_same: whether they have the present sizes, and the memory of caches has been chosen.
+            values: those of the symbols, if the memory of caches has been chosen.
         """
         assert self.space is not None
         sizes = []
@@ -306,9 +309,12 @@ class Plan:
         self.signature = self.admitted = None
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
-        self.space.set([*sizes, *self.space.values[len(sizes) :]])
-        if not is_same:
-            self._take_caches(inputs, budget)
+        if values is None:
+            values = [*sizes, *self.space.values[len(sizes) :]]
+            if any(isinstance(c.rows, Size) for c in self.caches):
+                self.space.set(values)
+            self._take_caches(inputs, budget, values)
+        self.space.set(values)
         try:
             self._bind(self.first, budget)
             self.facts.largest = self.first.largest
@@ -319,9 +325,14 @@ class Plan:
         self.planner.bound += 1
         return None
 
-    def _take_caches(self, inputs: Sequence[Any], budget: limits.Budget | None) -> bool:
-        """Choose the memory in which caches grow; return whether it is that to which the steps are bound, with the same room."""
-        assert self.space is not None
+    def _take_caches(self, inputs: Sequence[Any], budget: limits.Budget | None, values: list[int]) -> bool:
+        """Choose the memory in which caches grow; return whether it is that to which the steps are bound, with the same room.
+
+        Args:
+            inputs: the inputs.
+            budget: of the run.
+            values: those of the symbols, of which the rooms are set.
+        """
         rooms: dict[int, int] = {}
         is_bound = True
         for cache in self.caches:
@@ -329,12 +340,9 @@ class Plan:
             if cache.place_of_room not in rooms:
                 rooms[cache.place_of_room] = cache.room_of(x)
             is_bound &= cache.take_memory(x, rooms[cache.place_of_room], budget)
-        values = list(self.space.values)
         for place, room in rooms.items():
             is_bound &= values[place] == room
             values[place] = room
-        if not is_bound:
-            self.space.set(values)
         return is_bound
 
     def _bind(self, segment: Segment, budget: limits.Budget) -> None:
@@ -411,9 +419,8 @@ class Plan:
         lock, context = self.turn.lock, self.turn.context
         lock.acquire()
         try:
-            is_same = not self.places or self.signature == [(type(x), x.shape, x.dtype) for x in inputs]
-            if not is_same or (self.caches and not self._take_caches(inputs, budget)):
-                refused = context.run(self.bind, inputs, budget or self.planner.budget(), is_same)
+            if self.places and (values := self._unbound(inputs, budget)) is not BOUND:
+                refused = context.run(self.bind, inputs, budget or self.planner.budget(), values)
                 if refused is not None:
                     return refused
             if self.places and (self.admitted is None or (budget is not None and self.admitted is not budget.limits)):
@@ -446,6 +453,15 @@ class Plan:
             self.turn.context.run(limits.leave)
         for cache in self.caches:
             cache.release()
+
+    def _unbound(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[int] | None:
+        """`BOUND` if the steps are bound to these sizes, and to the memory of caches; the sizes if they are known, or None."""
+        if self.signature != [(type(x), x.shape, x.dtype) for x in inputs]:
+            return None
+        if not self.caches or self.space is None:
+            return BOUND
+        values = list(self.space.values)
+        return BOUND if self._take_caches(inputs, budget, values) else values
 
     def _plain(self, inputs: Sequence[Any], receivers: Receivers) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""

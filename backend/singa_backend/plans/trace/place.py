@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -93,6 +93,7 @@ class Binder:
         self._own = [b for b in buffers if b.first >= 0 and not b.pinned]
         self._exact = exact
         self._is_bound = False
+        self._results: list[Value | Callable[[], Any]] | None = None
         self._seen: list[int] | None = None
         self._loose: list[tuple[int, PlanStep, int, int]] = []
         self._table: FrameTable | None = None
@@ -164,15 +165,18 @@ class Binder:
         most = self._most
         segment.passed = tuple(p for p in passed.values() if not isinstance(p, Replaced))
         segment.replaced = tuple(p for p in passed.values() if isinstance(p, Replaced))
-        times = Counter(id(e) for e in segment.outputs)
-        segment.copies = tuple(
-            partial(_copy, e, times[id(e)] == 1)
-            if isinstance(e, OpaqueValue)
-            else partial(passed[id(e.buffer)].take, times[id(e)] == 1)
-            if id(e.buffer) in passed
-            else partial(e.array.copy, "K" if self._options.ordered else "C")
-            for e in segment.outputs
-        )
+        if self._results is None:
+            times = Counter(id(e) for e in segment.outputs)
+            self._results = [
+                partial(_copy, e, times[id(e)] == 1)
+                if isinstance(e, OpaqueValue)
+                else partial(passed[id(e.buffer)].take, times[id(e)] == 1)
+                if id(e.buffer) in passed
+                else e
+                for e in segment.outputs
+            ]
+        order: Literal["K", "C"] = "K" if self._options.ordered else "C"
+        segment.copies = tuple(partial(r.array.copy, order) if isinstance(r, Value) else r for r in self._results)
         if not moves:  # what is usual for other sizes, and their steps on one thread, do not hold
             segment.pace = Pace(self._options.threads, self.seconds) if self._options.adaptive and most > 1 else None
         return most, tuple(passed.values())
