@@ -510,14 +510,9 @@ def spend(budget: Budget) -> Iterator[Budget]:
         _current.reset(token)
 
 
-def enter(budget: Budget) -> None:
-    """Let `current()` return this budget from now on in the present context."""
+def enter(budget: Budget | None) -> None:
+    """Let `current()` return this budget from now on in the present context; None for that of no run."""
     _current.set(budget)
-
-
-def leave() -> None:
-    """Let `current()` return no budget of a run from now on in the present context, which keeps none."""
-    _current.set(None)
 
 
 def admit(shape: Sequence[int], dtype: np.dtype[Any] | type[Any] | str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..ir.sizes import OpenSize, broadcast_sizes, is_open, now, settled
+from .copies import joined
 from .lowering import F32, derived
-from .movement import joined
 from .products import MatrixProduct
 from .softmaxes import softmax_in_place
 from .table import Site, kernel

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..elementwise.compile import available
 from ..gemm.copies import COPY, copies
 from ..ir.sizes import typical
-from .elementwise import collapsed
+from .elementwise import collapsed, order_of
 from .machine_steps import emit_product
-from .table import Site
+from .table import Site, worst
 from .values import Value
 
 ITEM = 4
@@ -42,6 +45,34 @@ def copied(site: Site, x: Value, y: Value) -> bool:
     numbers = math.prod(a[0] for a in rest), row1, near[0], width, x0, x1, near[2], step, y0, y1, near[1]
     emit_product(site, copies(), dict(zip(COPY.numbers, numbers, strict=True)), {"x": x, "y": y}, ("y",), y.size, "copy")
     return True
+
+
+def put(y: np.ndarray, x: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The call that copies an array into another; half the time of `np.copyto`."""
+    return y.__setitem__, (..., x)
+
+
+def joined(site: Site, values: Sequence[Value], axis: int) -> Value:
+    """Values one after the other along an axis; in the memory of the first if it is a cache that can grow there."""
+    first = values[0]
+    rest = [(v.ndim, v.dtype, v.shape[:axis], v.shape[axis + 1 :]) for v in values]
+    site.require(all(r == rest[0] for r in rest), "the shapes or types do not match")
+    if len(values) == 1:
+        return first.view(first.shape, first.strides)
+    more = sum(v.shape[axis] for v in values[1:])
+    shape = (*first.shape[:axis], first.shape[axis] + more, *first.shape[axis + 1 :])
+    grown = site.grown(first, axis, more)
+    y = grown or site.new(shape, first.dtype, order_of(max(values, key=lambda v: typical(v.size))))
+    y.finiteness = worst(*values)
+    parts, start = [], 0
+    for n, v in enumerate(values):
+        part = y.view(v.shape, y.strides, start * y.strides[axis])
+        if v.size and not (grown and n == 0) and not copied(site, v, part):
+            parts.append((part, v))
+        start += v.shape[axis]
+    if parts or not y.size:
+        site.emit(lambda: [put(part.array, v.array) for part, v in parts], reads=values, writes=(y,), kernel="numpy.copy")
+    return y
 
 
 def _is_item(step: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .movement import put
+from .copies import put
 from .scores import ML
 from .table import Site, kernel
 from .values import FINITE, NAN, Bound, Value

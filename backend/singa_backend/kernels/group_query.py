@@ -203,11 +203,9 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
     length = capacity + rows if grows else capacity
     size = query.shape[2] // (attention.heads + (2 * attention.groups if key is None else 0))
     y = site.new((batch, rows, attention.heads * size), np.float32, finiteness=NAN)
-    presents, pasts = [], []
-    for x in (past_key, past_value):
-        extended = None if x is None or not grows else site.grown(x, 2, rows)
-        pasts.append(x if extended is None else None)
-        presents.append(extended or site.new((batch, attention.groups, length, size), np.float32, finiteness=NAN))
+    shape = (batch, attention.groups, length, size)
+    (copied_key, key_rows), (copied_value, value_rows) = (_extended(site, x, rows, shape, grows) for x in (past_key, past_value))
+    presents = key_rows, value_rows
     inputs = [v for v in (query, key, value, past_key, past_value, seqlens, total, cos, sin) if v is not None]
     by_code = grows and max(v.finiteness for v in floats) == FINITE and rows != 1 and library() is not None
     turned = site.new((batch, attention.heads, rows, size), np.float32, finiteness=FINITE if by_code else NAN)
@@ -215,7 +213,7 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
 
     def bind() -> Bound:
         memory = None if scratch is None or scratch.memory is None else scratch.memory[: now(turned.nbytes)].view(np.float32)
-        arrays = [None if v is None else v.array for v in (query, key, value, *pasts, cos, sin)]
+        arrays = [None if v is None else v.array for v in (query, key, value, copied_key, copied_value, cos, sin)]
         targets = [turned.array, *(p.array for p in presents)]
         out = None if by_code else y.array
         return [(_run, (attention, settled(sizes), grows, arrays, (seqlens.array, total.array), targets, out, memory))]
@@ -231,6 +229,12 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
         out = heads_of(site, y, attention.heads)
         attended(site, turned, presents[0], presents[1], out, [("linear", scale, 0.0)], [hidden])
     return (y, *presents)[: len(site.outputs)]
+
+
+def _extended(site: Site, past: Value | None, rows: Any, shape: Sequence[Any], grows: bool) -> tuple[Value | None, Value]:
+    """A cache that must be copied, or None, and the value that has it and further rows: in its memory if it can grow there."""
+    present = site.grown(past, 2, rows) if past is not None and grows else None
+    return (past, site.new(shape, np.float32, finiteness=NAN)) if present is None else (None, present)
 
 
 def _run(

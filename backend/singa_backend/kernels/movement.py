@@ -11,10 +11,10 @@ import numpy as np
 
 from ..devices import namespaces
 from ..dtypes import numpy_dtype
-from ..ir.sizes import at_least_zero, broadcast_sizes, is_open, now, settled, typical
+from ..ir.sizes import at_least_zero, broadcast_sizes, is_open, now, settled
 from ..ir.slices import slice_of
 from ..proto.tensor_data import check_of
-from .copies import copied
+from .copies import joined, put
 from .elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, compute, number, order_of
 from .table import Invalid, Site, kernel, worst
 from .values import ANY, FINITE, NAN, Bound, LazyBuffer, Value, strides_of
@@ -26,11 +26,6 @@ RAISE_BYTES = 1 << 14
 
 VIEWED = 1 << 12
 """The highest number of constant indices that are looked at, for steps that are equal."""
-
-
-def put(y: np.ndarray, x: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The call that copies an array into another; half the time of `np.copyto`."""
-    return y.__setitem__, (..., x)
 
 
 def axis_in(site: Site, axis: int, rank: int) -> int:
@@ -393,44 +388,6 @@ def _written(
 @kernel("Concat", 1, 4, 11, 13, on="numpy")
 def concat(site: Site, *values: Value) -> Value:
     return joined(site, values, axis_in(site, site.attributes["axis"], values[0].ndim))
-
-
-def joined(site: Site, values: Sequence[Value], axis: int) -> Value:
-    """Values one after the other along an axis; in the memory of the first if it is a cache that can grow there."""
-    first = values[0]
-    rest = [(v.ndim, v.dtype, v.shape[:axis], v.shape[axis + 1 :]) for v in values]
-    site.require(all(r == rest[0] for r in rest), "the shapes or types do not match")
-    if len(values) == 1:
-        return first.view(first.shape, first.strides)
-    more = sum(v.shape[axis] for v in values[1:])
-    shape = (*first.shape[:axis], first.shape[axis] + more, *first.shape[axis + 1 :])
-    y = grown = site.grown(first, axis, more)
-    if y is None:
-        y = site.new(shape, first.dtype, order_of(max(values, key=lambda v: typical(v.size))))
-    y.finiteness = worst(*values)
-    parts, start = [], 0
-    for n, v in enumerate(values):
-        part = y.view(v.shape, y.strides, start * y.strides[axis])
-        if v.size and not (grown and n == 0) and not copied(site, v, part):
-            parts.append((part, v))
-        start += v.shape[axis]
-    if parts or not y.size:
-        site.emit(lambda: [put(part.array, v.array) for part, v in parts], reads=values, writes=(y,), kernel="numpy.copy")
-    return y
-
-
-@kernel("Range", 11, 27, on="view")
-def range_of_sizes(site: Site, *bounds: Value) -> Value:
-    """A range between integers that are the same whenever the sizes are: only a view sees sizes by name."""
-    site.require(all(v.constant and v.dtype.kind in "iu" and v.size == 1 for v in bounds), "a bound depends on the data")
-    start, limit, delta = (numbers_of(v)[0] for v in bounds)
-    site.require(delta == 1, "another step")
-    y = site.new((at_least_zero(limit - start),), bounds[0].dtype, finiteness=FINITE)
-    site.emit(
-        lambda: [(np.copyto, (y.array, np.arange(now(start), now(limit), dtype=y.dtype)))],
-        reads=(), writes=(y,), kernel="numpy.arange",
-    )  # fmt: skip
-    return y
 
 
 @kernel("Tile", 6, 13, on="numpy")

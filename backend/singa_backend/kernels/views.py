@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..ir.declaration import Ints
 from ..ir.shapes import valid_axes
+from ..ir.sizes import at_least_zero, now
 from .lowering import copy
 from .table import Site, kernel
-from .values import Value, last_order, strides_of
+from .values import FINITE, Value, last_order, strides_of
 
 MOST_INTS = 128
 """Two numbers for each of 64 axes, which is what NumPy permits: more than any operator has but Split."""
@@ -183,3 +186,17 @@ def dropout(site: Site, x: Value, ratio: Value | None = None, training_mode: Val
     site.require(training_mode is None or (training_mode.constant and not training_mode.array.any()), "it is training")
     site.require(not any(site.outputs[1:]), "the mask is used")
     return x.view(x.shape, x.strides)
+
+
+@kernel("Range", 11, 27, on="view")
+def range_of_sizes(site: Site, *bounds: Value) -> Value:
+    """A range between integers that are the same whenever the sizes are: only a view sees sizes by name."""
+    site.require(all(v.constant and v.dtype.kind in "iu" and v.size == 1 for v in bounds), "a bound depends on the data")
+    start, limit, delta = (numbers_of(v)[0] for v in bounds)
+    site.require(delta == 1, "another step")
+    y = site.new((at_least_zero(limit - start),), bounds[0].dtype, finiteness=FINITE)
+    site.emit(
+        lambda: [(np.copyto, (y.array, np.arange(now(start), now(limit), dtype=y.dtype)))],
+        reads=(), writes=(y,), kernel="numpy.arange",
+    )  # fmt: skip
+    return y

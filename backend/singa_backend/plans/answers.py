@@ -1,4 +1,4 @@
-"""What plans answer if they cannot compute a run."""
+"""What plans answer: why they cannot compute a run, or that they are bound to it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,6 @@ EXCEEDS = UseDefinitions("the plan exceeds a limit of the run")
 REFUSED = UseDefinitions("a kernel refused a value, and the definitions report the error or compute the result")
 MOVING = UseDefinitions("sizes of results differ between runs of equal shapes")
 MEMORY = UseDefinitions("the plan needs more memory than the limits permit")
+
+BOUND: list[int] = []
+"""In place of the sizes of a run: the steps are bound to them."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import limits
+from .. import dtypes, limits
 from ..ir import graph as ir
 from ..ir.declaration import caches_of
-from ..ir.sizes import now, settled
+from ..ir.sizes import Size, SizeSpace, now, settled
 from ..kernels.table import require_finite
-from ..kernels.values import ALIGNMENT, Value, address_of, aligned_start, strides_of
+from ..kernels.values import ALIGNMENT, Buffer, Value, address_of, aligned_start, strides_of
 from .passed import Receivers, ZeroCopy
 
 SPARE = 64
@@ -117,6 +117,7 @@ class GrowingCache(ZeroCopy):
     call: ir.Node | None = None
     owner: CacheMemory | None = None
     address: int = 0
+    is_in_table: ClassVar[bool] = True
 
     def is_present(self, entry: Any) -> bool:
         """Whether an output shows the whole cache with what was appended."""
@@ -195,6 +196,92 @@ class GrowingCache(ZeroCopy):
         shown = self.owner.shown(shape, self.present.dtype)
         shown.flags.writeable = False
         return shown
+
+
+class GrowingCaches(list[GrowingCache]):
+    """Those of a plan.
+
+    Args:
+        values: the inputs of the graph.
+        axes: the axis along which an input may grow.
+    """
+
+    def __init__(self, values: Sequence[ir.Value], axes: Mapping[ir.Value, int]) -> None:
+        super().__init__()
+        self._values, self._axes = values, axes
+        self._copied: set[int] = set()
+        self._least = 1
+
+    def begin(
+        self, inputs: Sequence[Any], shapes: Sequence[Sequence[Any] | None], space: SizeSpace | None, budget: limits.Budget
+    ) -> None:
+        """Let inputs whose lengths have names, or are 0, have memory with room, for a trace.
+
+        Args:
+            inputs: the inputs.
+            shapes: their shapes, with sizes by name.
+            space: the sizes.
+            budget: of the run.
+        """
+        self.clear()
+        rooms: dict[Any, tuple[Size, int]] = {}
+        for index, (v, x, shape) in enumerate(zip(self._values, inputs, shapes, strict=False)):
+            axis = self._axes.get(v)
+            if axis is None or index in self._copied or shape is None or not -x.ndim <= axis < x.ndim or x.dtype == dtypes.STRING:
+                continue
+            axis %= x.ndim
+            length = shape[axis]
+            if space is None or not (isinstance(length, Size) or length == 0):
+                continue
+            cache = GrowingCache(Value(Buffer(0, pinned=True), tuple(shape), (), x.dtype), index, axis=axis)
+            of = length.terms if isinstance(length, Size) else ()
+            if of not in rooms:
+                least = self._least if of else max(self._least, *space.values)  # a text is appended to an empty cache
+                rooms[of] = space.symbol(f"room after {v.name}", cache.room_of(x, least)), len(space.values) - 1
+            cache.room, cache.place_of_room = rooms[of]
+            sizes = (*shape[:axis], length + cache.room, *shape[axis + 1 :])
+            cache.value.strides = strides_of(sizes, x.itemsize)
+            cache.value.buffer.nbytes = math.prod(sizes) * x.itemsize
+            cache.take_memory(x, cache.room.now(), budget)
+            self.append(cache)
+
+    def copy_all(self) -> bool:
+        """Let the next trace copy all caches; return whether there are any."""
+        self._copied |= {c.index for c in self}
+        return bool(self)
+
+    def have_grown(self, outputs: Sequence[Any]) -> bool:
+        """Whether all have grown in a trace with these outputs; if not, the next trace has more room, or copies the others."""
+        copied = [c for c in self if not any(c.is_present(e) for e in outputs)]
+        if short := [c for c in copied if c.call is None and now(c.rows)]:
+            self._least = max(now(c.rows) for c in short)
+        self._copied |= {c.index for c in copied if c not in short}
+        return not copied
+
+    def take(self, inputs: Sequence[Any], budget: limits.Budget | None, values: list[int]) -> bool:
+        """Choose the memory of a run; return whether it is that to which the steps are bound, with the same room.
+
+        Args:
+            inputs: the inputs.
+            budget: of the run.
+            values: those of the symbols, of which the rooms are set.
+        """
+        rooms: dict[int, int] = {}
+        is_bound = True
+        for cache in self:
+            x = inputs[cache.index]
+            if cache.place_of_room not in rooms:
+                rooms[cache.place_of_room] = cache.room_of(x)
+            is_bound &= cache.take_memory(x, rooms[cache.place_of_room], budget)
+        for place, room in rooms.items():
+            is_bound &= values[place] == room
+            values[place] = room
+        return is_bound
+
+    def release(self) -> None:
+        """Keep nothing of the memory of a run."""
+        for cache in self:
+            cache.release()
 
 
 def growing_caches(graph: ir.Graph) -> dict[ir.Value, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class ZeroCopy:
         array: that of the present run; None between runs.
         place: of the output.
         checked: whether a step checks that an input is finite, if the plan needs that.
+        is_in_table: whether the machine code of a plan for open sizes finds its address in a table.
         memory: of the last output: the next one uses it again if no array shows it any more, because the system takes longer to
             provide new pages than the step to write them.
     """
@@ -50,6 +51,7 @@ class ZeroCopy:
     memory: np.ndarray | None = None
     checked: bool = True
     place: int = -1
+    is_in_table: ClassVar[bool] = False
 
     def attach(self, inputs: Sequence[Any], receivers: Receivers = ()) -> None:
         """Let the steps that are bound next use the array of this run, for an output that of `receivers` if it can be written."""

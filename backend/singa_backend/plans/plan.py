@@ -14,11 +14,11 @@ from ..ir import graph as ir
 from ..ir.sizes import LOWEST, OpenSize, Scope, Size, SizeSpace, now, settled
 from ..kernels import onednn
 from ..kernels.table import Options, is_finite
-from ..kernels.values import Buffer, Value, strides_of
+from ..kernels.values import Value
 from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
-from .answers import EXCEEDS, NOT_FINITE, OTHER_SIZES, UseDefinitions
-from .caches import GrowingCache
+from .answers import BOUND, EXCEEDS, NOT_FINITE, OTHER_SIZES, UseDefinitions
+from .caches import GrowingCaches
 from .flat import Roles
 from .open_sizes import OpenAxes
 from .passed import Receivers
@@ -49,10 +49,6 @@ SYMBOLS = 512
 
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
-
-
-BOUND: list[int] = []
-"""The steps are bound to the sizes of a run."""
 
 Execute = Callable[[Segment, limits.Budget], None]
 """Runs the steps of a segment."""
@@ -121,9 +117,7 @@ class Plan:
         self.state: RunState = RunState()
         self.facts = PlanFacts()
         self.turn = Exclusive()
-        self.caches: list[GrowingCache] = []
-        self._appended = 1
-        self._copied: set[int] = set()
+        self.caches = GrowingCaches(planner.graph.inputs, planner.caches)
         self.first = Segment()
         self.inputs: list[Any] = []
         self.texts: list[tuple[int, OpaqueValue]] = []
@@ -163,18 +157,16 @@ class Plan:
         limits.enter(budget)
         while True:
             shapes = self._shapes(inputs)
-            self.caches = self._growing(inputs, shapes, budget)
+            self.caches.begin(inputs, shapes, self.space, budget)
             tracer = self._tracer(budget)
             try:
                 self.first = tracer.start(inputs, shapes)
             except OpenSize as reason:
                 self.planner.note_failure(reason)
-                if self.caches:  # sizes may have names if nothing grows
-                    self._copied |= {c.index for c in self.caches}
-                else:
+                if not self.caches.copy_all():  # sizes may have names if nothing grows
                     self._need_numbers()
             else:
-                if (self.space is None or not self.space.found) and self._all_grow():
+                if (self.space is None or not self.space.found) and self.caches.have_grown(self.first.outputs):
                     break
             assert self.space is not None
             self.pins |= self.space.found
@@ -254,42 +246,6 @@ class Plan:
         self.space, self.places = space, [places for _, places in symbols.values()]
         return made
 
-    def _growing(
-        self, inputs: Sequence[Any], shapes: Sequence[Sequence[Any] | None], budget: limits.Budget
-    ) -> list[GrowingCache]:
-        """The caches among inputs whose lengths have names, in memory with room."""
-        growing: list[GrowingCache] = []
-        rooms: dict[Any, tuple[Size, int]] = {}
-        for index, (v, x, shape) in enumerate(zip(self.planner.graph.inputs, inputs, shapes, strict=False)):
-            axis = self.planner.caches.get(v)
-            if axis is None or index in self._copied or shape is None or not -x.ndim <= axis < x.ndim or x.dtype == dtypes.STRING:
-                continue
-            axis %= x.ndim
-            length = shape[axis]
-            if not isinstance(length, Size) and length != 0:
-                continue
-            cache = GrowingCache(Value(Buffer(0, pinned=True), tuple(shape), (), x.dtype), index, axis=axis)
-            of = length.terms if isinstance(length, Size) else ()
-            if of not in rooms:
-                assert self.space is not None
-                least = self._appended if of else max(self._appended, *self.space.values)  # to an empty cache a text is appended
-                rooms[of] = self.space.symbol(f"room after {v.name}", cache.room_of(x, least)), len(self.space.values) - 1
-            cache.room, cache.place_of_room = rooms[of]
-            sizes = (*shape[:axis], length + cache.room, *shape[axis + 1 :])
-            cache.value.strides = strides_of(sizes, x.itemsize)
-            cache.value.buffer.nbytes = math.prod(sizes) * x.itemsize
-            cache.take_memory(x, cache.room.now(), budget)
-            growing.append(cache)
-        return growing
-
-    def _all_grow(self) -> bool:
-        """Whether all caches have grown in the trace; otherwise the next one has more room, or copies these."""
-        copied = [c for c in self.caches if not any(c.is_present(e) for e in self.first.outputs)]
-        if short := [c for c in copied if c.call is None and c.rows]:
-            self._appended = max(now(c.rows) for c in short)
-        self._copied |= {c.index for c in copied if c not in short}
-        return not copied
-
     def bind(self, inputs: Sequence[Any], budget: limits.Budget, values: list[int] | None = None) -> UseDefinitions | None:
         """Let the plan compute inputs of these sizes; return why it cannot.
 
@@ -313,7 +269,7 @@ class Plan:
             values = [*sizes, *self.space.values[len(sizes) :]]
             if any(isinstance(c.rows, Size) for c in self.caches):
                 self.space.set(values)
-            self._take_caches(inputs, budget, values)
+            self.caches.take(inputs, budget, values)
         self.space.set(values)
         try:
             self._bind(self.first, budget)
@@ -324,26 +280,6 @@ class Plan:
         self.first.detach()
         self.planner.bound += 1
         return None
-
-    def _take_caches(self, inputs: Sequence[Any], budget: limits.Budget | None, values: list[int]) -> bool:
-        """Choose the memory in which caches grow; return whether it is that to which the steps are bound, with the same room.
-
-        Args:
-            inputs: the inputs.
-            budget: of the run.
-            values: those of the symbols, of which the rooms are set.
-        """
-        rooms: dict[int, int] = {}
-        is_bound = True
-        for cache in self.caches:
-            x = inputs[cache.index]
-            if cache.place_of_room not in rooms:
-                rooms[cache.place_of_room] = cache.room_of(x)
-            is_bound &= cache.take_memory(x, rooms[cache.place_of_room], budget)
-        for place, room in rooms.items():
-            is_bound &= values[place] == room
-            values[place] = room
-        return is_bound
 
     def _bind(self, segment: Segment, budget: limits.Budget) -> None:
         """Bind a segment to the present sizes; raises OtherSteps if the plan does not compute them."""
@@ -450,9 +386,8 @@ class Plan:
     def _release(self) -> None:
         """Keep nothing of a run."""
         if self.state.forget():
-            self.turn.context.run(limits.leave)
-        for cache in self.caches:
-            cache.release()
+            self.turn.context.run(limits.enter, None)
+        self.caches.release()
 
     def _unbound(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[int] | None:
         """`BOUND` if the steps are bound to these sizes, and to the memory of caches; the sizes if they are known, or None."""
@@ -461,7 +396,7 @@ class Plan:
         if not self.caches or self.space is None:
             return BOUND
         values = list(self.space.values)
-        return BOUND if self._take_caches(inputs, budget, values) else values
+        return BOUND if self.caches.take(inputs, budget, values) else values
 
     def _plain(self, inputs: Sequence[Any], receivers: Receivers) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""

@@ -97,6 +97,7 @@ class Binder:
         self._seen: list[int] | None = None
         self._loose: list[tuple[int, PlanStep, int, int]] = []
         self._table: FrameTable | None = None
+        self._framed: set[int] = set()
         self._slots = None if space is None else arenas.slots(self._own)
         self._numbers = None if space is None else self._formulas(space, begins, live)
         self.placed: list[Buffer] = []
@@ -258,12 +259,11 @@ class Binder:
             if needed not in (0, at):
                 pieces, at = [*thread_switch(needed), *pieces], needed
             found = [passed[i] for i in {id(v.buffer) for v in (*step.reads, *step.writes)} if i in passed]
-            checked = [p for p in found if p in unchecked]
-            unchecked.difference_update(checked)
+            checked = unchecked.intersection(found)
+            unchecked -= checked
             pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
             bound = (len(segment.flat) + len(pieces) - len(own), step, len(own))
-            if self._numbers is not None and id(step) in self._framed:  # the addresses of caches are in its table
-                found = [p for p in found if not isinstance(p, GrowingCache)]
+            found = [p for p in found if not (p.is_in_table and id(step) in self._framed)]
             moves = not all(isinstance(p, Replaced) for p in found)
             if self._numbers is not None and id(step) not in self._framed:
                 self._loose.append((-1 if moves else bound[0], step, len(own), needed))
