@@ -178,7 +178,7 @@ class Comparison:
         return row
 
     def _prepare(self, path: Path, name: str, batch: int, progress: Progressive) -> Json:
-        """Return the time to prepare and to answer over onnxruntime's, and the growth of memory over the size of the file."""
+        """Return the time to prepare and to answer, the growth of the peak of memory over the size of the file, and what is held."""
         feeds = compare_models.inputs_of(path, name, batch)
         found: dict[str, list[Json]] = {}
         for turn in range(self.rounds):
@@ -195,11 +195,13 @@ class Comparison:
                         return {}
         if len(found) < 2:
             return {}
-        medians = {k: {p: statistics.median(f[k] for f in found[p]) for p in found} for k in ("prepare", "answer", "memory")}
+        kinds = ("prepare", "answer", "memory", "held")
+        medians = {k: {p: statistics.median(f[k] for f in found[p]) for p in found} for k in kinds}
         return {
             "prepare": medians["prepare"][OURS] / medians["prepare"][THEIRS],
             "answer": medians["answer"][OURS] / medians["answer"][THEIRS],
             "memory": {p: round(medians["memory"][p] / path.stat().st_size, 3) for p in found},
+            "held": medians["held"][OURS] / medians["held"][THEIRS],
         }
 
 
@@ -329,12 +331,13 @@ def page(document: Json) -> str:
     if prepared:
         lines += ["", "## Preparing", "",
                   "Our time over onnxruntime's until the model is prepared, and until it has answered once;",
-                  "and by how much preparing raises the peak of memory, over the size of the file.", "",
-                  "| model | batch | prepared | answered | memory | onnxruntime |", "|---|---|---|---|---|---|"]  # fmt: skip
+                  "by how much preparing raises the peak of memory, over the size of the file; and the memory that is held",
+                  "after the answer, over onnxruntime's.", "",
+                  "| model | batch | prepared | answered | memory | onnxruntime | held |", "|---|---|---|---|---|---|---|"]  # fmt: skip
         for row in prepared:
             p = row["prepare"]
             memory = " | ".join(f"{p['memory'].get(k, 0):.2f}" for k in (OURS, THEIRS))
-            lines.append(f"| {row['model']} | {row['batch']} | {p['prepare']:.2f} | {p['answer']:.2f} | {memory} |")
+            lines.append(f"| {row['model']} | {row['batch']} | {p['prepare']:.2f} | {p['answer']:.2f} | {memory} | {p.get('held', 0):.2f} |")
     return "\n".join([*lines, ""])
 
 

@@ -191,7 +191,10 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
         found = run()
         answered = time.perf_counter()
         outputs = [np.array(np.asarray(v)) for v in found]  # a copy: a later run may overwrite them
-        return {"prepare": prepared - began, "answer": answered - began, "memory": max(0, peak - before), "outputs": outputs}
+        return {
+            "prepare": prepared - began, "answer": answered - began, "memory": max(0, peak - before),
+            "held": max(1, memory("VmRSS") - before), "outputs": outputs,
+        }  # fmt: skip
 
     def turn(untimed: int, seconds: float, most: int = LIMIT) -> list[float]:
         assert run is not None
@@ -328,8 +331,8 @@ class Peer(Child):
             grows: inputs that later runs take from the outputs of the run before, after the first output in this order.
 
         Returns:
-            "outputs", and the seconds until it was prepared ("prepare") and until it had answered ("answer"), and by how many
-            bytes preparing raised the peak of memory ("memory").
+            "outputs", and the seconds until it was prepared ("prepare") and until it had answered ("answer"), by how many
+            bytes preparing raised the peak of memory ("memory"), and what is resident after the answer ("held").
         """
         found: dict[str, Any] = self.ask("load", str(path), model, feeds, grows)
         return found
