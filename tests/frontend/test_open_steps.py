@@ -11,7 +11,7 @@ import onnx
 import pytest
 from tests.helpers.recorded_steps import planner_of, steps_of
 
-from singa import autograd, layer, opt, sonnx, tensor
+from singa import autograd, device, layer, opt, sonnx, tensor
 from singa._core.tensor import Tensor
 from singa._core.trace import DynamicSize, NotTraceable, reshaped
 from singa._training.step import batched
@@ -91,6 +91,17 @@ class Attention(Trained):
         return self.last(autograd.reduce_mean(y, axes=[1], keepdims=False))  # type: ignore[no-any-return]
 
 
+class Dropped(Trained):
+    """Drops values, whose random bits have the size of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = layer.Linear(16), layer.Dropout(0.4), layer.Linear(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(autograd.relu(self.first(x))))  # type: ignore[no-any-return]
+
+
 class Sized(Perceptron):
     """Divides by the size of the batch, and drops a term for odd ones, in Python."""
 
@@ -104,6 +115,7 @@ class Sized(Perceptron):
 def training(net: Trained, graph: bool, sizes: tuple[int, ...] = SIZES) -> list[np.ndarray]:
     """Train on batches of these sizes; the losses, and the parameters after that."""
     draws = np.random.default_rng(3)
+    device.get_default_device().SetRandSeed(4)
     net.optimizer = opt.SGD(lr=0.05, momentum=0.9)
     examples = tensor.from_numpy(np.zeros((6, *net.shape), F))
     net.compile([examples], is_train=True, use_graph=graph, sequential=False)
@@ -119,7 +131,7 @@ def training(net: Trained, graph: bool, sizes: tuple[int, ...] = SIZES) -> list[
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("kind", [Perceptron, Convolutions, Recurrent, Attention])
+@pytest.mark.parametrize("kind", [Perceptron, Convolutions, Recurrent, Attention, Dropped])
 def test_one_step_trains_on_batches_of_any_size(
     kind: Callable[[], Trained], threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

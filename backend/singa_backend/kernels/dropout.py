@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import dtypes
 from ..devices.random_streams import random_stream
+from ..ir.sizes import OpenSize, is_open, late, now
 from ..proto.schemas import SINGA_DOMAIN
 from .table import Follower, Site, gradient, kernel, training
 from .values import ANY, FINITE, NAN, Bound, Buffer, Value, last_order
@@ -162,24 +163,23 @@ def _least(bound: np.ndarray) -> int:
     return math.ceil(min(max(share, 0.0), 1.0) * 2**_BITS) << 32 - _BITS if share == share else 0
 
 
-@kernel("Philox", 1, on="numpy", domain=SINGA_DOMAIN)
+@kernel("Philox", 1, on="numpy", domain=SINGA_DOMAIN, takes_sizes=True)
 def philox(site: Site, key: Value, shape: Value) -> Value:
     """Random words, uniform numbers of float32, or a mask and its factor, as Dropout needs them."""
     sizes = ints(site, shape, "the shape")
     count = math.prod(sizes)
-    site.require(min(sizes, default=1) > 0 and count <= 1 << 34, "it is empty, or a number of a block has more than 32 bits")
+    site.require(all(d > 0 for d in sizes) and count <= 1 << 34, "it is empty, or a number of a block has more than 32 bits")
     site.require(key.size == 2 and key.dtype == np.int64, "the key is not two numbers")
     form = _form(site.followers)
     site.absorb(form.count)
     finiteness = FINITE if form.factor is None else form.factor.finiteness
     y = site.new(sizes, form.dtype, None, finiteness)
     y.low = ANY
-    part = min(BLOCKS, -(-count // 4))
-    lengths = (16 * part, 16 * part, 8 * part, 16 * part, 4 * part)  # of two pairs of numbers, counters, words, bits of a mask
-    scratch = site.scratch(sum(lengths))
+    scratch = site.scratch(late(lambda n: sum(EACH) * _part(n), count))
 
     def bind() -> Bound:
-        both, held, counters, words, bits = _parts(scratch, lengths)
+        part = _part(now(count))
+        both, held, counters, words, bits = _parts(scratch, [n * part for n in EACH])
         pair, other = (b.view(np.uint64).reshape(2, part) for b in (both, held))
         index, pairs, flat = counters.view(np.uint64), words.view(np.uint64).reshape(part, 2), words.view(np.uint32)
         mask, target, given = bits.view(np.bool_), y.array.reshape(-1), key.array
@@ -187,7 +187,7 @@ def philox(site: Site, key: Value, shape: Value) -> Value:
         def run() -> None:
             drawn, finish = PhiloxWords(given), _finish(form)
             index[...] = np.arange(part, dtype=np.uint64)
-            for start, size in _spans(-(-count // 4), part):
+            for start, size in _spans(-(-target.size // 4), part):
                 drawn.write(start, index[:size], pairs[:size], pair[:, :size], other[:, :size])
                 out = target[4 * start : 4 * (start + size)]
                 finish(flat[: len(out)], mask[: len(out)], out)
@@ -196,6 +196,15 @@ def philox(site: Site, key: Value, shape: Value) -> Value:
 
     site.emit(bind, reads=(key, form.bound, form.factor), writes=(y,), kernel="numpy.philox", scratch=scratch)
     return y
+
+
+EACH = (16, 16, 8, 16, 4)
+"""The bytes for each block of two pairs of numbers, counters, words, and bits of a mask."""
+
+
+def _part(count: int) -> int:
+    """The blocks that are computed at once for so many words."""
+    return min(BLOCKS, -(-count // 4))
 
 
 def _parts(scratch: Buffer, lengths: Sequence[int]) -> list[np.ndarray]:
@@ -261,17 +270,20 @@ def _ratio(site: Site, x: Value, ratio: Value | None, training_mode: Value | Non
 def _mask(site: Site, shape: tuple[int, ...], share: float) -> Value:
     """The mask of a Dropout: a constant if it has a seed."""
     seed = site.attributes.get("seed")
+    if is_open(shape) and (seed is not None or not share):
+        raise OpenSize("a mask that is the same in each run has one size")
     if not share:
         return site.shared_constant(("kept", shape), lambda: np.ones(shape, np.bool_))
     if seed is not None:
         key = ("kept", shape, share, seed)
         return site.shared_constant(key, lambda: np.asarray(random_stream(seed).uniform(0.0, 1.0, shape) >= share))
     y = site.new(shape, np.bool_, None, FINITE)
-    part = min(DRAWS, y.size)
-    scratch = site.scratch(8 * part)
+    scratch = site.scratch(late(lambda n: 8 * min(DRAWS, n), y.size))
 
     def bind() -> Bound:
-        (numbers,), target = _parts(scratch, (8 * part,)), y.array.reshape(-1)
+        target = y.array.reshape(-1)
+        part = min(DRAWS, target.size)
+        (numbers,) = _parts(scratch, (8 * part,))
         drawn = numbers.view(np.float64)
 
         def run() -> None:

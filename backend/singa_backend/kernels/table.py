@@ -276,6 +276,7 @@ class Kernel(NamedTuple):
         rank: kernels of lower rank are tried first.
         versions: the schema versions; empty for those with the present meaning.
         takes_opaque: whether inputs may be strings, sequences or maps: an OpaqueValue each, whose kind and shape the body checks.
+        takes_sizes: whether the body sees sizes by name in constants, as those of views do; other bodies see data of a run.
     """
 
     body: Body
@@ -283,6 +284,7 @@ class Kernel(NamedTuple):
     rank: int
     versions: frozenset[int]
     takes_opaque: bool = False
+    takes_sizes: bool = False
 
     @property
     def name(self) -> str:
@@ -297,7 +299,13 @@ _RANKS = {"view": 0, "machine": 1, "onednn": 2, "numpy": 4}
 
 
 def kernel(
-    name: str, *versions: int, on: str, domain: str = "", rank: int | None = None, takes_opaque: bool = False
+    name: str,
+    *versions: int,
+    on: str,
+    domain: str = "",
+    rank: int | None = None,
+    takes_opaque: bool = False,
+    takes_sizes: bool = False,
 ) -> Callable[[Body], Body]:
     """Add a function to the table.
 
@@ -308,13 +316,15 @@ def kernel(
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
         takes_opaque: see `Kernel`.
+        takes_sizes: see `Kernel`; those of views do.
     """
     if on not in _RANKS:
         raise ValueError(f"the library of a kernel must be one of {', '.join(_RANKS)}, got {on!r}")
 
     def add(body: Body) -> Body:
         key = domain, name
-        one = Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions), takes_opaque)
+        place = _RANKS[on] if rank is None else rank
+        one = Kernel(body, on, place, frozenset(versions), takes_opaque, takes_sizes or on == "view")
         table[key] = sorted([*table.present(key, []), one], key=lambda k: (k.rank, table.place(key, k.body.__module__)))
         return body
 

@@ -75,7 +75,7 @@ class Chooser(BodyTraces):
                 break
             if opaque and not one.takes_opaque:
                 continue
-            if has_names(inputs) and one.on != "view":  # only views read sizes by name; they are data of a run for others
+            if has_names(inputs) and not one.takes_sizes:  # they are data of a run
                 inputs = [v.unnamed() if isinstance(v, Value) else v for v in inputs]
             site = TraceSite(self, call, inputs, followers)
             first_buffer, first_step = len(self.buffers), len(self.segment.steps)
