@@ -178,7 +178,7 @@ class Comparison:
         return row
 
     def _prepare(self, path: Path, name: str, batch: int, progress: Progressive) -> Json:
-        """Return the time to prepare and to answer, the growth of the peak of memory over the size of the file, and what is held."""
+        """Return the time to prepare and to answer, the growth of memory over the size of the file, and what is held."""
         feeds = compare_models.inputs_of(path, name, batch)
         found: dict[str, list[Json]] = {}
         for turn in range(self.rounds):
@@ -333,11 +333,12 @@ def page(document: Json) -> str:
                   "Our time over onnxruntime's until the model is prepared, and until it has answered once;",
                   "by how much preparing raises the peak of memory, over the size of the file; and the memory that is held",
                   "after the answer, over onnxruntime's.", "",
-                  "| model | batch | prepared | answered | memory | onnxruntime | held |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+                  "| model | batch | prepared | answered | memory | onnxruntime | held |", "|---" * 7 + "|"]  # fmt: skip
         for row in prepared:
             p = row["prepare"]
             memory = " | ".join(f"{p['memory'].get(k, 0):.2f}" for k in (OURS, THEIRS))
-            lines.append(f"| {row['model']} | {row['batch']} | {p['prepare']:.2f} | {p['answer']:.2f} | {memory} | {p.get('held', 0):.2f} |")
+            times = f"{p['prepare']:.2f} | {p['answer']:.2f}"
+            lines.append(f"| {row['model']} | {row['batch']} | {times} | {memory} | {p.get('held', 0):.2f} |")
     return "\n".join([*lines, ""])
 
 

@@ -1,12 +1,12 @@
-"""Compares 300 requests of changing sizes with onnxruntime's, on one thread: thirteen kinds of nets.
+"""Compares 300 requests of changing sizes with onnxruntime's, on one thread or several: thirteen kinds of nets.
 
     tox -e benchmark-sizes [-- --nets vocoder unet --requests 300]
 
 A request of "decoder" is a text: a prompt, and eight rows after it, each of which reads the caches of the run before.
 
-Each engine serves the same requests in a process of its own, and they take turns, 20 requests each.  A figure is the CPU time
-of all requests, from the first one; `p99` is that of the slowest ones.  Memory is what a process holds more at the end than
-before it has read the model.
+Each engine serves the same requests in a process of its own, and they take turns, 20 requests each.  A figure is the CPU time,
+with several threads that of a clock, of all requests, from the first one; `p99` is that of the slowest ones.  Memory is what
+a process holds more at the end than before it has read the model.
 """
 
 from __future__ import annotations
@@ -323,46 +323,47 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) / 256
 
 
-def serve(connection: Any, ours: bool, name: str, count: int) -> None:
+def serve(connection: Any, ours: bool, name: str, count: int, threads: int) -> None:
     """Run requests of one engine, a turn for each message: first the seconds of each request, and at the end what is held."""
+    clock = time.process_time if threads == 1 else time.perf_counter
     data, model = requests(name, count), NETS[name][0]().SerializeToString()
-    run = _ours(model, warm=True) if ours else _theirs(model, warm=True)
+    run = _ours(model, threads, warm=True) if ours else _theirs(model, threads, warm=True)
     before = resident()
-    run = _ours(model) if ours else _theirs(model)
+    run = _ours(model, threads) if ours else _theirs(model, threads)
     turns = [data[i : i + TURN] for i in range(0, count, TURN)]
     for turn in turns:
         connection.recv()
         seconds, results = [], []
         for x in turn:
-            start = time.process_time()
+            start = clock()
             results.append(run(x))
-            seconds.append(time.process_time() - start)
+            seconds.append(clock() - start)
         connection.send((seconds, results))
     connection.recv()
     connection.send(resident() - before)
 
 
-def _ours(model: bytes, warm: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+def _ours(model: bytes, threads: int, warm: bool = False) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that runs the model here; `warm` only imports what it needs."""
     from singa_backend import SingaBackend
 
     if warm:
         net = Net(0)
         tiny = net.model([1, 2], net.call("MatMul", "x", net.weight(2, 2)), 2)
-        SingaBackend.prepare(tiny, threads=1).run([np.ones((1, 2), np.float32)])
+        SingaBackend.prepare(tiny, threads=threads or None).run([np.ones((1, 2), np.float32)])
         return np.array
-    rep = SingaBackend.prepare(model, threads=1)
+    rep = SingaBackend.prepare(model, threads=threads or None)
     return partial(answer, rep.run, [v.name for v in rep.inputs])
 
 
-def _theirs(model: bytes, warm: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+def _theirs(model: bytes, threads: int, warm: bool = False) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that runs the model by onnxruntime."""
     import onnxruntime
 
     if warm:
         return np.array
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return partial(answer, partial(session.run, None), [v.name for v in session.get_inputs()])
 
@@ -376,13 +377,13 @@ def answer(run: Callable[[dict[str, np.ndarray]], Sequence[Any]], names: Sequenc
     return np.asarray(y)
 
 
-def compare(name: str, count: int) -> dict[str, float]:
+def compare(name: str, count: int, threads: int) -> dict[str, float]:
     """Return the ratios of one kind: total, p99, memory; and the largest difference of the results."""
     context = multiprocessing.get_context("spawn")
     peers = []
     for ours in (True, False):
         here, there = context.Pipe()
-        process = context.Process(target=partial(serve, there, ours, name, count), daemon=True)
+        process = context.Process(target=partial(serve, there, ours, name, count, threads), daemon=True)
         process.start()
         peers.append(here)
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -418,12 +419,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument(
+        "--threads", type=int, default=1, help="0 for the default of each engine; then times are those of a clock"
+    )
     chosen = parser.parse_args()
-    print(f"{processor()}, Python {platform.python_version()}, {chosen.requests} requests\n")
+    print(
+        f"{processor()}, Python {platform.python_version()}, {chosen.requests} requests, threads: {chosen.threads or 'default'}\n"
+    )
     print("| net | ms | onnxruntime, ms | total | second half | p99 | MiB | memory | difference |")
     print("|---" * 9 + "|")
     for name in chosen.nets:
-        f = compare(name, chosen.requests)
+        f = compare(name, chosen.requests, chosen.threads)
         shown = [f"{f[k]:.2f}" for k in ("ms", "onnxruntime", "total", "last", "p99")]
         print(f"| {name} | {' | '.join(shown)} | {f['mib']:.0f} | {f['memory']:.2f} | {f['error']:.1e} |", flush=True)
 

@@ -27,6 +27,7 @@ from singa_backend.ir.sizes import (
     typical,
 )
 from singa_backend.kernels.views import reshaped_strides
+from singa_backend.plans.trace.place import RECENT
 
 # --- sizes
 
@@ -329,6 +330,31 @@ def test_a_large_size_is_refused_before_its_memory_is_taken() -> None:
     with pytest.raises(ResourceExhausted):
         live.run([np.ones(3000, np.float32), np.ones(4000, np.float32)])
     assert live.run([np.ones(3, np.float32), np.ones(4, np.float32)])[0].shape == (3, 4)
+
+
+def test_memory_of_a_large_size_is_given_back() -> None:
+    """An arena that recent sizes need less than half of is replaced."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Tanh", ["m"], ["y"])]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("ReduceSum", ["y"], ["z"])], "g", [value("x", TensorProto.FLOAT, ["n", 16])],
+        [value("z", TensorProto.FLOAT, None)], [numpy_helper.from_array(np.ones((16, 16), np.float32), "w")],
+    )  # fmt: skip
+    rep = SingaBackend.prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
+
+    def arena(rows: int) -> int:
+        x = np.full((rows, 16), 1 / 16, np.float32)
+        np.testing.assert_allclose(rep.run([x])[0], [[16 * rows * np.tanh(1)]], rtol=1e-5)
+        planner = rep._session._planner
+        assert planner is not None and planner.latest is not None and planner.latest.first.arena is not None
+        return int(planner.latest.first.arena.nbytes)
+
+    arena(40)
+    large = arena(20000)
+    assert large >= 20000 * 16 * 4
+    assert all(arena(n) == large for n in range(10, 10 + RECENT - 1))
+    assert [arena(n) for n in (80, 90)][-1] < large / 100
+    assert arena(20001) >= 20001 * 16 * 4
 
 
 def test_memory_does_not_grow_with_the_number_of_sizes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -26,6 +26,9 @@ from .choose import Chooser
 from .exact import ExactCall, OtherSteps
 from .frame_table import FrameTable
 from .segment import Entry, PlanFacts, Segment
+
+RECENT = 64
+"""The number of bindings after which an arena that was more than twice as large as all of them needed is replaced."""
 
 
 class Placer(Chooser):
@@ -93,6 +96,7 @@ class Binder:
         self._own = [b for b in buffers if b.first >= 0 and not b.pinned]
         self._exact = exact
         self._is_bound = False
+        self._recent: deque[int] = deque(maxlen=RECENT)
         self._results: list[Value | Callable[[], Any]] | None = None
         self._seen: list[int] | None = None
         self._loose: list[tuple[int, PlanStep, int, int]] = []
@@ -198,10 +202,14 @@ class Binder:
             segment.live_bytes = segment.arena_bytes
             if segment.arena_bytes > most:
                 raise OtherSteps("the plan needs more memory than the limits permit")
-            if segment.arena is None or segment.arena.nbytes < segment.arena_bytes:
+            self._recent.append(segment.arena_bytes)
+            held = 0 if segment.arena is None else segment.arena.nbytes
+            if held < segment.arena_bytes or (len(self._recent) == RECENT and held > 2 * max(self._recent)):
                 for b in () if moves else used:
-                    b.memory = None  # nothing keeps the smaller arena
-                segment.arena = aligned(segment.arena_bytes + segment.arena_bytes // 4 * (not moves))
+                    b.memory = None  # nothing keeps the other arena
+                segment.arena = None
+                segment.arena = aligned(segment.arena_bytes if moves else max(self._recent) * 5 // 4)
+            assert segment.arena is not None
             count = len(self._table.names)
             offsets = words[count:]
             table = np.array(words, np.int64)
