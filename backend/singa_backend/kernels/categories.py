@@ -140,7 +140,7 @@ def _set(y: OpaqueValue, names: np.ndarray, places: np.ndarray) -> None:
     y.value = names.take(places)
 
 
-@kernel("CategoryMapper", 1, on="numpy", domain=ML, takes_opaque=True)
+@kernel("CategoryMapper", 1, on="numpy", domain=ML, takes="opaque")
 def category_mapper(site: Site, x: Any) -> Any:
     given = site.attributes
     ints, strings = given.get("cats_int64s") or (), given.get("cats_strings") or ()
@@ -149,7 +149,7 @@ def category_mapper(site: Site, x: Any) -> Any:
     return _named(site, x, ints, strings, given["default_string"], object)
 
 
-@kernel("LabelEncoder", 1, on="numpy", domain=ML, takes_opaque=True)
+@kernel("LabelEncoder", 1, on="numpy", domain=ML, takes="opaque")
 def label_encoder_1(site: Site, x: Any) -> Any:
     given = site.attributes
     classes = given.get("classes_strings") or ()
@@ -159,7 +159,7 @@ def label_encoder_1(site: Site, x: Any) -> Any:
     return _named(site, x, numbers, classes, given["default_string"], object)
 
 
-@kernel("LabelEncoder", 2, 4, on="numpy", domain=ML, takes_opaque=True)
+@kernel("LabelEncoder", 2, 4, on="numpy", domain=ML, takes="opaque")
 def label_encoder(site: Site, x: Any) -> Any:
     given = site.attributes
     tensors = [given.get(f"{n}_tensor") for n in ("keys", "values", "default")]
@@ -183,7 +183,7 @@ def label_encoder(site: Site, x: Any) -> Any:
     return _named(site, x, keys, values, default, dtype)
 
 
-@kernel("OneHotEncoder", 1, on="numpy", domain=ML, takes_opaque=True)
+@kernel("OneHotEncoder", 1, on="numpy", domain=ML, takes="opaque")
 def one_hot_encoder(site: Site, x: Any) -> Value:
     shape = _shape(site, x)
     cats = site.attributes.get("cats_strings" if isinstance(x, OpaqueValue) else "cats_int64s") or ()

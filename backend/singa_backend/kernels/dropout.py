@@ -163,7 +163,7 @@ def _least(bound: np.ndarray) -> int:
     return math.ceil(min(max(share, 0.0), 1.0) * 2**_BITS) << 32 - _BITS if share == share else 0
 
 
-@kernel("Philox", 1, on="numpy", domain=SINGA_DOMAIN, takes_sizes=True)
+@kernel("Philox", 1, on="numpy", domain=SINGA_DOMAIN, takes="sizes")
 def philox(site: Site, key: Value, shape: Value) -> Value:
     """Random words, uniform numbers of float32, or a mask and its factor, as Dropout needs them."""
     sizes = ints(site, shape, "the shape")

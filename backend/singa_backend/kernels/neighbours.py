@@ -219,7 +219,7 @@ def _sorted(x: np.ndarray, largest: bool) -> np.ndarray:
 # --- columns
 
 
-@kernel("ArrayFeatureExtractor", 1, on="numpy", domain=ML, takes_opaque=True)
+@kernel("ArrayFeatureExtractor", 1, on="numpy", domain=ML, takes="opaque")
 def array_feature_extractor(site: Site, x: Any, y: Any) -> Any:
     site.require(isinstance(y, Value) and y.dtype == np.int64 and y.size, "the indices are not int64")
     if isinstance(x, OpaqueValue):

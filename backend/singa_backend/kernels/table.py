@@ -275,16 +275,20 @@ class Kernel(NamedTuple):
         on: what computes: "view", "machine", "onednn", "numpy".
         rank: kernels of lower rank are tried first.
         versions: the schema versions; empty for those with the present meaning.
-        takes_opaque: whether inputs may be strings, sequences or maps: an OpaqueValue each, whose kind and shape the body checks.
-        takes_sizes: whether the body sees sizes by name in constants, as those of views do; other bodies see data of a run.
+        takes: "opaque" if inputs may be strings, sequences or maps: an OpaqueValue each, whose kind and shape the body checks;
+            "sizes" if the body sees sizes by name in constants, as those of views do; other bodies see data of a run.
     """
 
     body: Body
     on: str
     rank: int
     versions: frozenset[int]
-    takes_opaque: bool = False
-    takes_sizes: bool = False
+    takes: str = ""
+
+    @property
+    def sees_sizes(self) -> bool:
+        """Whether the body sees sizes by name in constants."""
+        return self.on == "view" or self.takes == "sizes"
 
     @property
     def name(self) -> str:
@@ -304,8 +308,7 @@ def kernel(
     on: str,
     domain: str = "",
     rank: int | None = None,
-    takes_opaque: bool = False,
-    takes_sizes: bool = False,
+    takes: str = "",
 ) -> Callable[[Body], Body]:
     """Add a function to the table.
 
@@ -315,16 +318,14 @@ def kernel(
         on: "view", "machine", "onednn" or "numpy"; in this order they are tried.
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
-        takes_opaque: see `Kernel`.
-        takes_sizes: see `Kernel`; those of views do.
+        takes: see `Kernel`.
     """
     if on not in _RANKS:
         raise ValueError(f"the library of a kernel must be one of {', '.join(_RANKS)}, got {on!r}")
 
     def add(body: Body) -> Body:
         key = domain, name
-        place = _RANKS[on] if rank is None else rank
-        one = Kernel(body, on, place, frozenset(versions), takes_opaque, takes_sizes or on == "view")
+        one = Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions), takes)
         table[key] = sorted([*table.present(key, []), one], key=lambda k: (k.rank, table.place(key, k.body.__module__)))
         return body
 

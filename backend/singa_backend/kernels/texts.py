@@ -61,7 +61,7 @@ def _reshape(x: OpaqueValue, y: Texts, shape: tuple[int, ...], known: int) -> No
     y.set(texts, tuple([count if d < 0 else d for d in shape]))
 
 
-@kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, on="numpy", takes_opaque=True)
+@kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, on="numpy", takes="opaque")
 def reshape(site: Site, x: Any, shape: Any) -> OpaqueValue:
     site.require(isinstance(x, OpaqueValue) and isinstance(shape, Value), "not strings")
     sizes = ints(site, shape, "the shape")
@@ -69,13 +69,13 @@ def reshape(site: Site, x: Any, shape: Any) -> OpaqueValue:
     return _reshaped(site, x, sizes)
 
 
-@kernel("Flatten", 9, 11, 13, 21, 23, 24, 25, on="numpy", takes_opaque=True)
+@kernel("Flatten", 9, 11, 13, 21, 23, 24, 25, on="numpy", takes="opaque")
 def flatten(site: Site, x: Any) -> OpaqueValue:
     site.require(is_texts(x) and site.attributes["axis"] == 1 and len(shape_of(x)) > 1, "not strings of several axes")
     return _reshaped(site, x, (shape_of(x)[0], -1))
 
 
-@kernel("StringNormalizer", 10, on="numpy", takes_opaque=True)
+@kernel("StringNormalizer", 10, on="numpy", takes="opaque")
 def string_normalizer(site: Site, x: Any) -> OpaqueValue:
     given = site.attributes
     site.require(is_texts(x), "the input is not an array of strings")
@@ -101,7 +101,7 @@ def _normalize(x: OpaqueValue, y: Texts, rank: int, change: Any, key: Any, stops
     y.set(kept, (1, len(kept)) if rank == 2 else (len(kept),))
 
 
-@kernel("Tokenizer", 1, on="numpy", domain=MICROSOFT, takes_opaque=True)
+@kernel("Tokenizer", 1, on="numpy", domain=MICROSOFT, takes="opaque")
 def tokenizer(site: Site, x: Any) -> OpaqueValue:
     given = site.attributes
     least, expression, separators = given["mincharnum"], given.get("tokenexp"), given.get("separators")
@@ -234,7 +234,7 @@ def _grams(site: Site) -> Grams:
     return Grams(Places(names), size, levels, columns, factors, max(indexes, default=-1) + 1, few)
 
 
-@kernel("TfIdfVectorizer", 9, on="numpy", takes_opaque=True)
+@kernel("TfIdfVectorizer", 9, on="numpy", takes="opaque")
 def tf_idf_vectorizer(site: Site, x: Any) -> Value:
     given = site.attributes
     text = isinstance(x, OpaqueValue)

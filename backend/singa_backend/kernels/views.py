@@ -188,7 +188,7 @@ def dropout(site: Site, x: Value, ratio: Value | None = None, training_mode: Val
     return x.view(x.shape, x.strides)
 
 
-@kernel("Range", 11, 27, on="numpy", takes_sizes=True)
+@kernel("Range", 11, 27, on="numpy", takes="sizes")
 def range_of_sizes(site: Site, *bounds: Value) -> Value:
     """A range between integers that are the same whenever the sizes are."""
     site.require(all(v.constant and v.dtype.kind in "iu" and v.size == 1 for v in bounds), "a bound depends on the data")

@@ -73,9 +73,9 @@ class Chooser(BodyTraces):
         for one, exact in self._forms(kernels, inputs, opaque or folded):
             if folded and one.on != "view":
                 break
-            if opaque and not one.takes_opaque:
+            if opaque and one.takes != "opaque":
                 continue
-            if has_names(inputs) and not one.takes_sizes:  # they are data of a run
+            if has_names(inputs) and not one.sees_sizes:  # they are data of a run
                 inputs = [v.unnamed() if isinstance(v, Value) else v for v in inputs]
             site = TraceSite(self, call, inputs, followers)
             first_buffer, first_step = len(self.buffers), len(self.segment.steps)
