@@ -203,7 +203,7 @@ class Binder:
             if segment.arena_bytes > most:
                 raise OtherSteps("the plan needs more memory than the limits permit")
             self._recent.append(segment.arena_bytes)
-            held = 0 if segment.arena is None else segment.arena.nbytes
+            held = -1 if segment.arena is None else segment.arena.nbytes
             if held < segment.arena_bytes or (len(self._recent) == RECENT and held > 2 * max(self._recent)):
                 for b in () if moves else used:
                     b.memory = None  # nothing keeps the other arena
