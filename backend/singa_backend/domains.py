@@ -55,6 +55,10 @@ class Families(MutableMapping[Key, V]):
             self._load(key)
         return self._entries[key]
 
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an entry, without an import."""
+        return key in self._waiting or key in self._entries
+
     def __setitem__(self, key: Key, value: V) -> None:
         self._entries[key] = value
 

@@ -116,6 +116,8 @@ class SizeSpace:
         self._evaluate: list[Callable[[Sequence[int], Sequence[int]], int]] = []
         self.present: list[int] = []
         self._made: dict[Terms, Size] = {}
+        self.combined: dict[Any, int | Size] = {}  # what was computed for terms, or a number, and an operation
+        self._decided: dict[tuple[Terms, str], bool] = {}  # in the present scope, for the present values
         self.scope = Scope(self)
 
     def symbol(self, name: str, value: int) -> Size:
@@ -129,6 +131,7 @@ class SizeSpace:
     def set(self, values: Sequence[int]) -> None:
         """Let the symbols have other values."""
         self.values = list(values)
+        self._decided.clear()
         self.epoch += 1
         self.present = self._atoms_of(self.values)
 
@@ -228,11 +231,18 @@ class SizeSpace:
         """Whether a difference is zero ("=="), or positive (">"): by what is known, or by the present value and an assumption."""
         if isinstance(difference, int):
             return difference == 0 if kind == "==" else difference > 0
-        now = difference.now()
-        holds = now == 0 if kind == "==" else now > 0
         if self.settled:
-            return holds
-        terms = difference.terms
+            now = difference.now()
+            return now == 0 if kind == "==" else now > 0
+        key = difference.terms, kind
+        if key not in self._decided:
+            self._decided[key] = self._decide(*key)
+        return self._decided[key]
+
+    def _decide(self, terms: Terms, kind: str) -> bool:
+        """Decide without what was decided before."""
+        now = _evaluated(terms, self.present)
+        holds = now == 0 if kind == "==" else now > 0
         low = self.lowest(terms)
         if low is not None and low > 0:
             return kind == ">"
@@ -287,11 +297,13 @@ class SizeSpace:
     def seal(self) -> None:
         """End a trace."""
         self._made.clear()
+        self.combined.clear()
         self.settled = 1
 
     def enter(self, scope: Scope) -> None:
         """Trace a segment, with its own assumptions."""
         self.scope, self.settled = scope, 0
+        self._decided.clear()
 
     def described(self, terms: Terms) -> str:
         """A polynomial with the names of the symbols."""
@@ -386,24 +398,22 @@ class Size:
         return self
 
     def _combined(self, other: Any, sign: int) -> Any:
+        """The sum or the difference, or with a sign of 0 the product."""
         terms = self._terms_of(other)
         if terms is None:
             return NotImplemented
-        made = dict(self.terms)
-        for m, c in terms:
-            made[m] = made.get(m, 0) + sign * c
-        return self.space.of(made)
+        known, key = self.space.combined, (self.terms, terms, sign)
+        if key not in known:
+            made: dict[Monomial, int] = dict(self.terms) if sign else {}
+            for m, c in terms:
+                for n, d in self.terms if not sign else [((), sign)]:
+                    both = tuple(sorted(m + n))
+                    made[both] = made.get(both, 0) + c * d
+            known[key] = self.space.of(made)
+        return known[key]
 
     def __mul__(self, other: Any) -> Any:
-        terms = self._terms_of(other)
-        if terms is None:
-            return NotImplemented
-        made: dict[Monomial, int] = {}
-        for m, c in self.terms:
-            for n, d in terms:
-                both = tuple(sorted(m + n))
-                made[both] = made.get(both, 0) + c * d
-        return self.space.of(made)
+        return self._combined(other, 0)
 
     __rmul__ = __mul__
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(NamedTuple):
     """Images with their channels innermost, and margins.
 
     Attributes:
@@ -142,8 +141,7 @@ def conv_transpose_by_code(site: Site, x: Value, w: Value, b: Value | None = Non
     return spread(site, x, w, b, at, group) if made is None else made
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """Every so-many-th place of an axis of a transposed convolution, which the same taps compute.
 
     Attributes:
