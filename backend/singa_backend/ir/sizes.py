@@ -511,7 +511,12 @@ def _compared(low: Any, high: Any) -> Any:
 
 
 def _evaluated(terms: Terms, atoms: Sequence[int]) -> int:
-    return sum(c * math.prod([atoms[i] for i in m]) for m, c in terms)
+    total = 0
+    for monomial, product in terms:
+        for i in monomial:
+            product *= atoms[i]
+        total += product
+    return total
 
 
 TYPICAL = 64

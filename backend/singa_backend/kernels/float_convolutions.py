@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..gemm.copies import margins
+from ..gemm.floats import SHORT
 from ..gemm.images import depthwise, maxima
 from ..ir.sizes import at_least_zero, is_open
 from ..ir.versioned import versioned
@@ -26,19 +27,21 @@ from .values import FINITE, NAN, Value, last_order
 
 
 class Image(NamedTuple):
-    """Images with their channels innermost, and margins.
+    """Images with margins.
 
     Attributes:
         value: the memory.
         image: the bytes from an image to the next.
         row: from a row to the next.
         pixel: from a pixel to the next.
+        channel: from a channel to the next; usually channels are innermost.
     """
 
     value: Value
     image: int
     row: int
     pixel: int
+    channel: int = F32.itemsize
 
 
 def with_margins(
@@ -68,6 +71,22 @@ def with_margins(
     }  # fmt: skip
     emit_product(site, margins(around), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
     return Image(y, high * wide * c * F32.itemsize, wide * c * F32.itemsize, c * F32.itemsize)
+
+
+def in_planes(site: Site, x: Value, begins: tuple[int, int], ends: tuple[int, int]) -> Image:
+    """Images of shape (N, C, H, W) in C order with zeros around each channel: rows are copied as they are."""
+    n, c, h, w = x.shape
+    y, (_, channel, row, pixel) = x, x.strides
+    if any((*begins, *ends)):
+        high, wide = h + begins[0] + ends[0], w + begins[1] + ends[1]
+        y = site.new((n, c, high, wide), F32, finiteness=x.finiteness)
+        sizes = {
+            "rows": n * c * high, "height": high, "top": begins[0], "within": h, "every": 1, "left": begins[1], "count": 1,
+            "width": w, "gap": 0, "right": ends[1], "x_image": channel, "x_row": row, "x_pixel": pixel, "x_width": pixel,
+        }  # fmt: skip
+        emit_product(site, margins(), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
+    image, channel, row, pixel = y.strides
+    return Image(y, image, row, pixel, channel)
 
 
 def flat(v: Value) -> Value:
@@ -122,7 +141,10 @@ def plain(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: i
         at: its windows.
         group: the number of groups.
     """
-    steps, image = flat(w).strides, with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    steps, around = flat(w).strides, (twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    narrow = group == 1 < x.shape[1] and math.prod(w.shape[1:]) <= SHORT and at.dilations[-1] == 1
+    planes = narrow and x.contiguous and not x.channels_last
+    image = in_planes(site, flat(x), *around) if planes else with_margins(site, x, *around)
     taps = [*zip(twice(at.kernel, 1), steps[2:], strict=True)]
     depth, columns = (w.shape[1], steps[1]), (w.shape[0] // group, steps[0])
     return _convolve(site, image, w, b, at.counts, twice(at.strides, 1), twice(at.dilations, 1), taps, depth, columns, group)
@@ -338,13 +360,14 @@ def _convolve(
     finiteness = FINITE if worst(image.value, w, b) == FINITE else NAN
     steps = [(image.row * d, image.pixel * e) for d, e in (strides, dilations)]
     filters = [(k, s, f) for (k, f), s in zip(taps, steps[1], strict=True)]
+    inner = (depth[0], image.channel, depth[1])
+    if image.channel != F32.itemsize:
+        *filters, inner = inner, *filters
     rows = [(shape[0], image.image), *zip(twice(counts, 1), steps[0], strict=True)]
     if depth[0] == columns[0] == 1:
         return _depthwise(site, image, w, b, y, rows, filters, finiteness)
     parts = [BatchAxis(group, depth[0] * F32.itemsize, w.shape[0] // group * w.strides[0], ())]
-    product = FloatProduct(
-        shape, image.value, w, rows, (0, *range(2, len(shape))), (depth[0], F32.itemsize, depth[1]), columns, 1, filters, parts
-    )
+    product = FloatProduct(shape, image.value, w, rows, (0, *range(2, len(shape))), inner, columns, 1, filters, parts)
     y, count = FloatProductStep(site, product).emit(y, b, site.followers, 0, finiteness)
     site.absorb(count)
     return y

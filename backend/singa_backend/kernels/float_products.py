@@ -13,9 +13,9 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
-from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, W_STEPS, FloatsKind, floats, packing
+from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, SHORT, W_STEPS, FloatsKind, floats, packing
 from ..gemm.tiles import HEIGHT
-from ..ir.sizes import late
+from ..ir.sizes import is_open, late
 from ..ir.versioned import versioned
 from ..proto.tensor_data import COPIED, release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
@@ -157,6 +157,15 @@ class FloatProductStep:
             "depth_block": BLOCK, "tap_block": late(lambda c: max(1, BLOCK // c), c2),
         }  # fmt: skip
 
+    def _kind(self) -> FloatsKind:
+        """The kind of code: convolutions of few products have their own."""
+        sizes, wide = [self.chain[n] for n in ("taps", "tap1", "depth")], _wide()
+        if self.product.taps and not is_open(sizes) and self.chain["x_depth"] in (0, F32.itemsize):
+            taps, inner, depth = sizes
+            if taps * depth <= SHORT:
+                return FloatsKind(wide, (taps // inner, inner), depth)
+        return FloatsKind(wide)
+
     def weights(self) -> Value:
         """W in tiles: made once for a constant, otherwise in every run."""
         site, w, s = self.site, self.product.w, self.sizes
@@ -231,13 +240,14 @@ class FloatProductStep:
         site.require(steps is not None and steps[3] == F32.itemsize, "the rows of the result are not evenly spaced")
         assert steps is not None
         y.finiteness = finiteness
-        after = _After.of(site, self.product, y, calls)
+        relu = int(bool(calls) and calls[0].name == "Relu")
+        after = _After.of(site, self.product, y, calls[relu:])
         values = {"x": self.product.x, "w": self.weights() if weights is None else weights, "bias": self.bias(bias), "y": y}
-        sizes = {**self.sizes, **self.chain, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2]}
+        sizes = {**self.sizes, **self.chain, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2], "relu": relu}
         units = late(lambda b, r, h, g: b * -(-r // h) * g, *(sizes[n] for n in ("batches", "rows", "height", "groups")))
-        function, work = floats(FloatsKind(_wide())), self.product.work
+        function, work, name = floats(self._kind()), self.product.work, "product" + "+relu" * relu
         if after is None:
-            emit_product(site, function, sizes, values, ("y",), work, "product", units)
+            emit_product(site, function, sizes, values, ("y",), work, name, units)
         else:
             sizes |= {"after": after.function.address, "leaves": len(after.frame.values)}
             values |= {"frame": after.frame.frame} | {f"leaf {i}": v for i, v in enumerate(after.reads)}
@@ -248,13 +258,13 @@ class FloatProductStep:
                 values,
                 ("y",),
                 work,
-                f"product+{after.label}",
+                f"{name}+{after.label}",
                 units,
                 (after.frame,),
                 (after.function.call,),
             )
             y = after.y
-        count = 0 if after is None else after.count
+        count = relu + (0 if after is None else after.count)
         if count < needed:
             terms, inputs = trace(site, _operations(y, calls[count:needed]))
             (z,) = compute(site, terms[-1:], inputs, "", lambda v: v.buffer is y.buffer, {0: y})

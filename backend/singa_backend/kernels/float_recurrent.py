@@ -81,23 +81,24 @@ class RepeatedStep:
         self._count, self.parts = count, parts
         self._function = repeat().compiled()
         self._table: np.ndarray | None = None
-        self._grown = np.empty(0, np.intp)
+        self._grown = b""
 
     def __call__(self) -> Bound:
-        for turn in self.parts:
-            for part in turn:
+        for part in (*self.parts[0], *self.parts[1]):
+            if part.moved or not part.is_written:
                 part()
         first, second = (np.concatenate([p.frames[1] for p in turn]) for turn in self.parts)
-        grown = np.flatnonzero(first != second)
-        if self._table is None or not np.array_equal(grown, self._grown):
+        growth = second - first
+        (grown,) = growth.nonzero()
+        if self._table is None or grown.tobytes() != self._grown:
             calls = [RepeatedCall(a.function.address, a.frames[1], b.frames[1]) for a, b in zip(*self.parts, strict=True)]
             self._table, self._growth = table_of(calls)
-            self._grown, self._contents = grown, self._table[-first.size :]
+            self._grown, self._contents = grown.tobytes(), self._table[-first.size :]
             numbers = {"count": 0, "calls": len(calls), "entry": 8 * (self._table.size - 2 * first.size) // len(calls)}
             self._frame = np.array([[0, 1, 0, 1, *(numbers[n] for n in TURNS.numbers), self._table.ctypes.data]] * 2, np.int64)
-            self._address = FrameAddress(self._frame)
-        self._contents[:], self._table[self._growth] = first, (second - first)[grown]
-        self._frame[:, FIELDS + TURNS.numbers.index("count")] = now(self._count)
+            self._turns, self._address = self._frame[:, FIELDS + TURNS.numbers.index("count")], FrameAddress(self._frame)
+        self._contents[:], self._table[self._growth] = first, growth[grown]
+        self._turns[:] = now(self._count)
         return [(self._function.call, (self._address,))]
 
 
