@@ -147,7 +147,7 @@ def compilations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     "change",
     [
         lambda m: m.setattr(Path, "read_bytes", lambda path: b"changed"),
-        lambda m: m.setattr(machine.metadata, "version", lambda name: "0.1"),
+        lambda m: m.setattr(Path, "read_bytes", lambda path: path.open("rb").read() + b"0.1" * (path.name == "_version.py")),
         lambda m: m.setattr(machine.machine, "features", lambda: {"model": "none", "flags": "avx2 fma"}),
         lambda m: m.setattr(machine, "FORM", 0),
     ],

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -323,8 +323,9 @@ def _here() -> str:
     """What decides on the code of all expressions: the emitter, LLVM, and the processor."""
     try:
         emitter = [hashlib.sha256(Path(__file__).with_name(f"{name}.py").read_bytes()).hexdigest() for name in SOURCES]
-        version = metadata.version("llvmlite")
-    except (OSError, metadata.PackageNotFoundError) as error:
+        package = find_spec("llvmlite")
+        version = b"" if package is None else Path(str(package.origin)).with_name("_version.py").read_bytes()
+    except OSError as error:
         raise NotCompiled(f"what made kept code is unknown: {error}") from error
     processor = machine.features()
     if not HERE:
@@ -369,7 +370,8 @@ def _read(key: str) -> bytes | None:
     if (home := _home()) is None:
         return None
     try:
-        content = (home / key).read_bytes()
+        with open(f"{home}/{key}", "rb", buffering=0) as file:
+            content = file.read()
     except OSError:
         return None
     digest, code = content[:32], content[32:]

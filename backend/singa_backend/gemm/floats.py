@@ -47,7 +47,7 @@ WIDE = {ROWS: 4, 4: 4, 2: 4, 1: 4}
 NARROW = {ROWS: 1, 4: 1, 2: 2, 1: 4}
 """The same on others."""
 
-SHORT = 32
+SHORT = 27
 """The most products of a result for which there is code of its own, without loops over taps and depth."""
 
 STEPS = ("x_row0", "x_row1", "x_row2", "x_tap0", "x_tap1", "x_depth")
@@ -93,8 +93,8 @@ class FloatsKind:
     @property
     def shapes(self) -> dict[int, int]:
         """The rows that are computed together, and the tiles."""
-        if self.wide and self.taps:
-            return dict.fromkeys(WIDE, 2)
+        if self.taps:  # few numbers, because the code of each kind is made when it is first used
+            return dict.fromkeys((ROWS, 1), 1 + self.wide)
         return WIDE if self.wide else NARROW
 
 

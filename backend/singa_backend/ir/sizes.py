@@ -101,6 +101,7 @@ class SizeSpace:
         settled: whether present values may be read without an assumption.
         reason: for which call something is being decided: the reason of an assumption.
         epoch: the number of times that the values were set.
+        decisions: the number of times that the values or the scope were set: what was decided before does not hold.
     """
 
     def __init__(self, pins: Mapping[str, int] | None = None) -> None:
@@ -110,14 +111,13 @@ class SizeSpace:
         self.values: list[int] = []
         self.settled = 0
         self.reason = ""
-        self.epoch = 0
+        self.epoch = self.decisions = 0
         self._atoms: list[str] = []  # the expression of each, in terms of those before it
         self._parts: dict[int, tuple[Terms, int]] = {}
         self._evaluate: list[Callable[[Sequence[int], Sequence[int]], int]] = []
         self.present: list[int] = []
         self._made: dict[Terms, Size] = {}
-        self.combined: dict[Any, int | Size] = {}  # what was computed for terms, or a number, and an operation
-        self._decided: dict[tuple[Terms, str], bool] = {}  # in the present scope, for the present values
+        self._usual: list[int] = []  # the values of the atoms if that of each symbol is `TYPICAL`
         self.scope = Scope(self)
 
     def symbol(self, name: str, value: int) -> Size:
@@ -131,8 +131,8 @@ class SizeSpace:
     def set(self, values: Sequence[int]) -> None:
         """Let the symbols have other values."""
         self.values = list(values)
-        self._decided.clear()
         self.epoch += 1
+        self.decisions += 1
         self.present = self._atoms_of(self.values)
 
     def _atoms_of(self, values: Sequence[int]) -> list[int]:
@@ -234,10 +234,12 @@ class SizeSpace:
         if self.settled:
             now = difference.now()
             return now == 0 if kind == "==" else now > 0
-        key = difference.terms, kind
-        if key not in self._decided:
-            self._decided[key] = self._decide(*key)
-        return self._decided[key]
+        if difference.decided_at != self.decisions:
+            difference.decided_at, difference.decided = self.decisions, {}
+        found = difference.decided.get(kind)
+        if found is None:
+            found = difference.decided[kind] = self._decide(difference.terms, kind)
+        return found
 
     def _decide(self, terms: Terms, kind: str) -> bool:
         """Decide without what was decided before."""
@@ -277,7 +279,10 @@ class SizeSpace:
 
     def typical(self, terms: Terms) -> int:
         """The value of a polynomial if that of each symbol is `TYPICAL`."""
-        return _evaluated(terms, self._atoms_of([TYPICAL] * len(self.values)))
+        usual = self._usual
+        for f in self._evaluate[len(usual) :]:
+            usual.append(f([TYPICAL] * len(self.values), usual))
+        return _evaluated(terms, usual)
 
     def _key(self, terms: Terms, divisor: int) -> str:
         return f"({self.described(terms)}) // {divisor}"
@@ -296,14 +301,15 @@ class SizeSpace:
 
     def seal(self) -> None:
         """End a trace."""
+        for size in self._made.values():
+            size.combined = {}
         self._made.clear()
-        self.combined.clear()
         self.settled = 1
 
     def enter(self, scope: Scope) -> None:
         """Trace a segment, with its own assumptions."""
         self.scope, self.settled = scope, 0
-        self._decided.clear()
+        self.decisions += 1
 
     def described(self, terms: Terms) -> str:
         """A polynomial with the names of the symbols."""
@@ -342,12 +348,17 @@ class Size:
     Attributes:
         space: whose symbols it depends on.
         terms: the polynomial.
+        combined: the results of operations during a trace, and the other operand.
+        decided: what was decided of it, if `decided_at` is the present number of the space's `decisions`.
     """
 
-    __slots__ = ("_epoch", "_hash", "_value", "space", "terms")
+    __slots__ = ("_epoch", "_hash", "_value", "combined", "decided", "decided_at", "space", "terms")
 
     def __init__(self, space: SizeSpace, terms: Terms) -> None:
         self.space, self.terms = space, terms
+        self.combined: dict[tuple[int, int], tuple[int | Size, Any]] = {}
+        self.decided: dict[str, bool] = {}
+        self.decided_at = -1
         self._hash = hash((id(space), terms))
         self._epoch = -1
         self._value = 0
@@ -399,18 +410,28 @@ class Size:
 
     def _combined(self, other: Any, sign: int) -> Any:
         """The sum or the difference, or with a sign of 0 the product."""
+        if type(other) is int:
+            key = sign, other
+        elif type(other) is Size:
+            key = sign + 3, id(other)
+        else:
+            return self._computed(other, sign)
+        found = self.combined.get(key)
+        if found is None:
+            found = self.combined[key] = self._computed(other, sign), other
+        return found[0]
+
+    def _computed(self, other: Any, sign: int) -> Any:
+        """The same of any object."""
         terms = self._terms_of(other)
         if terms is None:
             return NotImplemented
-        known, key = self.space.combined, (self.terms, terms, sign)
-        if key not in known:
-            made: dict[Monomial, int] = dict(self.terms) if sign else {}
-            for m, c in terms:
-                for n, d in self.terms if not sign else [((), sign)]:
-                    both = tuple(sorted(m + n))
-                    made[both] = made.get(both, 0) + c * d
-            known[key] = self.space.of(made)
-        return known[key]
+        made: dict[Monomial, int] = dict(self.terms) if sign else {}
+        for m, c in terms:
+            for n, d in self.terms if not sign else [((), sign)]:
+                both = tuple(sorted(m + n))
+                made[both] = made.get(both, 0) + c * d
+        return self.space.of(made)
 
     def __mul__(self, other: Any) -> Any:
         return self._combined(other, 0)
@@ -613,7 +634,7 @@ def late(function: Callable[..., int], *sizes: Any) -> Any:
 
 def now(x: Any) -> int:
     """The present value of a size or a number, without an assumption."""
-    return x.now() if isinstance(x, (Size, Late)) else int(x)
+    return int(x) if type(x) is int else x.now() if isinstance(x, (Size, Late)) else int(x)
 
 
 def is_open(sizes: Iterable[Any]) -> bool:

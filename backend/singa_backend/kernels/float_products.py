@@ -141,7 +141,7 @@ class FloatProductStep:
         r0, r1, r2 = fewest(product.rows)
         (depth, x_depth, w_depth), (n, w_column) = product.depth, product.columns
         self.tiles = -(-n // LANES)
-        span = late(_span, threads, rows, self.tiles, b0.size, b1.size)
+        span = SPAN if threads == 1 else late(_span, threads, rows, self.tiles, b0.size, b1.size)
         self.sizes = {
             "rows": rows, "row1": r1[0], "row2": r2[0], "x_row0": r0[1], "x_row1": r1[1], "x_row2": r2[1],
             "taps": t0[0] * t1[0], "tap1": t1[0], "w_tap0": t0[2], "w_tap1": t1[2],
@@ -282,7 +282,7 @@ def _height(rows: int) -> int:
 def _span(threads: int, rows: int, tiles: int, *batches: int) -> int:
     """The tiles of a unit: a wide one costs less, but there must be some units for each thread."""
     units = tiles * math.prod(batches) * -(-rows // HEIGHT) // (4 * threads)
-    return SPAN if threads == 1 else max(SPAN // 4, min(SPAN, units))
+    return max(SPAN // 4, min(SPAN, units))
 
 
 MOST_COLUMNS = 1 << 18
