@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
 from typing import Any
@@ -158,6 +158,15 @@ class FrameStep:
         """Let the frames be in other memory."""
         memory[...] = self.frames
         self.frames, self._address = memory, FrameAddress(memory)
+
+    def moved_by(self, moves: Mapping[int, Any]) -> FrameStep:
+        """The same step, with the values in some buffers so many bytes further.
+
+        Args:
+            moves: the bytes, by the id of the buffer.
+        """
+        values = [replace(v, offset=v.offset + moves[id(v.buffer)]) if id(v.buffer) in moves else v for v in self.values]
+        return FrameStep(self.function, self.threads, self.numbers, values, self.scratch, self.lengths, self.inner)
 
     def __call__(self) -> Bound:
         if not self.is_written:
