@@ -59,7 +59,7 @@ class Slab(NamedTuple):
         return arrays[self.array].reshape(self.shape)[:, self.rows[0] : self.rows[1]].reshape(self.view)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Stages:
     """The sums over some axes of an array without gaps.
 

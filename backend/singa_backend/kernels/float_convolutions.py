@@ -16,12 +16,11 @@ from ..ir.sizes import at_least_zero, is_open
 from ..ir.versioned import versioned
 from ..ir.windows import Windows
 from . import onednn as dnn
-from .convolution import ends, require_filters, transposed_windows_of, windows_of
+from .convolution import average_algorithm, ends, pool_windows, require_filters, transposed_windows_of, windows_of
 from .expressions import ExpressionCall, compute, trace
 from .float_products import BatchAxis, FloatProduct, FloatProductStep, declined
 from .lowering import F32, channels_last, derived
 from .machine_steps import emit_product
-from .pooling import average_algorithm, pool_windows
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
 
