@@ -101,7 +101,8 @@ def test_images_stay_in_their_arrays(limited: str, ended: Copy) -> None:
         sizes = {
             "rows": 2 * high, "row1": high, "count": wide - 1, "channels": c, "tap0": 1, "tap1": 2, "x_row0": exact.strides[0],
             "x_row1": exact.strides[1], "x_pixel": exact.strides[2], "x_tap0": 0, "x_tap1": exact.strides[2],
-            "y_row": z.strides[1], "y_pixel": z.strides[2],
+            "y_row": z.strides[1], "y_pixel": z.strides[2], "top": 0, "stride0": 0, "size0": 1, "left": 0, "stride1": 0,
+            "size1": 2, "first": 0, "last": wide - 1,
         }  # fmt: skip
         assert set(sizes) == set(DEPTHWISE.numbers)
         Frame(depthwise(), sizes, {"x": ended(exact), "w": ended(taps), "bias": ended(drawn(c, seed=2)), "y": z}, 1)()
@@ -225,6 +226,10 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], str]] = [
     ((1, 20, 9, 9), (20, 1, 3, 3), "group = 20, pads = [1, 1, 1, 1]"),
     ((2, 35, 9, 9), (35, 1, 3, 3), "group = 35, strides = [2, 2]"),
     ((2, 16, 20), (32, 1, 3), "group = 16, pads = [1, 1]"),
+    ((2, 17, 20), (17, 1, 3), "group = 17, pads = [1, 1]"),
+    ((1, 5, 2, 3), (5, 1, 4, 3), "group = 5, pads = [6, 4, 3, 7]"),
+    ((2, 18, 9, 14), (18, 1, 5, 2), "group = 18, pads = [2, 1, 4, 0], strides = [3, 2]"),
+    ((2, 18, 9, 14), (18, 1, 3, 3), "group = 18, pads = [2, 2, 2, 2], dilations = [2, 2]"),
     ((2, 2, 9, 8), (35, 2, 3, 4), "dilations = [2, 1], pads = [1, 0, 2, 3], strides = [1, 2]"),
     ((2, 2, 9, 8), (17, 2, 2, 3), "dilations = [1, 2]"),
     ((2, 1, 7, 9), (17, 1, 3, 3), "strides = [2, 2]"),
@@ -281,6 +286,30 @@ def test_transposed_convolutions(x: tuple[int, ...], w: tuple[int, ...], attribu
     held = {"w": drawn(*w, seed=1), "b": drawn(w[1] * groups, seed=2)}
     text = f"t = ConvTranspose<{attributes}>(x, w, b)\n y = Relu(t)"
     against_definition(model(text, f"float{list(x)} x", f"float[{rank(x)}] y", held), [drawn(*x)])
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "kernel_shape = [3, 2], strides = [2, 1]",
+        "kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]",
+        "kernel_shape = [2, 5], pads = [1, 3, 0, 4]",
+        "kernel_shape = [3, 3], pads = [0, 2, 2, 0], strides = [2, 3], ceil_mode = 1",
+        "kernel_shape = [3, 3], pads = [2, 2, 2, 2], dilations = [2, 1]",
+    ],
+)
+def test_maxima_of_changing_sizes(attributes: str) -> None:
+    """Also of values that are not finite, and of windows that extend beyond the image."""
+    made = model(f"y = MaxPool<{attributes}>(x)", "float[n, 18, h, w] x", "float[a, b, c, d] y", {})
+    plans, definitions = SingaBackend.prepare(made, threads=1), SingaBackend.prepare(made, optimize=0)
+    for n, (h, w) in enumerate([(9, 12), (5, 6), (20, 31)], 2):
+        x = drawn(n, 18, h, w)
+        x[0, :2, :3] = [[[np.nan]], [[-np.inf]]]
+        for _ in range(2):
+            np.testing.assert_array_equal(plans.run([x])[0], definitions.run([x])[0])
+    assert plans._session._planner is not None
+    traced = plans._session._planner.plans.values()
+    assert all("machine.maxima" in [step.kernel for step in plan.first.steps] for plan in traced)
 
 
 @pytest.mark.parametrize(
