@@ -15,7 +15,7 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, NotCompiled, compiled, kept, level, waits
 from ..elementwise.expression import Term, order
-from ..elementwise.machine_code import STRIP, MachineCode, emit, grows
+from ..elementwise.machine_code import STRIP, emit, grows
 from ..elementwise.primitives import NotEmitted
 from ..ir.sizes import late, now
 from . import onednn
@@ -324,37 +324,43 @@ def machine_code(
     if found is None:
         try:
             function = None if key in _ASKED else kept(key, "k")
+            if function is not None:
+                kept_code = _KNOWN[key] = _noted(function)
+                return kept_code
             waited = site.options.deterministic or waits() or (site.is_open and not site.trains)
-            if function is None:
-                _ASKED[key] += now(work)
-                if not waited and now(work) < WORTH and _ASKED[key] < TOGETHER:
-                    return None
+            _ASKED[key] += now(work)
+            if not waited and now(work) < WORTH and _ASKED[key] < TOGETHER:
+                return None
             code = emit("k", results, dict(enumerate(classes)), axes, across)
         except (NotEmitted, NotCompiled) as reason:
             _KNOWN[key] = str(reason)
             return None
         terms = {id(t): i for i, t in enumerate(order(results))}
-        inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
-        if function is not None:
-            found = _KNOWN[key] = (function, inputs, code.scratch)
-        elif waited:
-            found = _made(key, code, inputs)
-        else:
-            site.wanted[key] = partial(_made, key, code, inputs)
+        inputs = [t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs]
+        make = partial(_made, key, code.text, f"{' '.join(map(str, inputs))}\n{' '.join(t.str for t in code.scratch)}")
+        if not waited:
+            site.wanted[key] = make
             return None
+        found = make()
     return None if isinstance(found, str) else found
 
 
-def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
+def _made(key: str, text: str, notes: str) -> Code | str:
     """Compile machine code; what is known of it from now on."""
     found: Code | str = "it cannot be made"
     try:
-        found = (compiled(key, "k", lambda: code.text), inputs, code.scratch)
+        found = _noted(compiled(key, "k", lambda: text, notes=notes))
     except (NotEmitted, NotCompiled) as reason:
         found = str(reason)
     finally:
         _KNOWN[key] = found
     return found
+
+
+def _noted(function: Compiled) -> Code:
+    """A function with its inputs and its rows of scratch, which its notes list."""
+    inputs, scratch = function.notes.split("\n")
+    return function, tuple(map(int, inputs.split())), tuple(map(np.dtype, scratch.split()))
 
 
 @lru_cache(maxsize=1024)
