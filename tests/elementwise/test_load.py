@@ -163,6 +163,16 @@ def test_what_decides_on_code_has_changed(compilations: Any, monkeypatch: pytest
         machine._here.cache_clear()
 
 
+def test_notes_are_kept_with_the_code(compilations: Any) -> None:
+    notes = "0 ~1 2\n<f4 |b1"
+    function = machine.compiled(text(350), "f", lambda: text(350), notes=notes)
+    assert function.notes == notes
+    del function
+    gc.collect()
+    again = machine.kept(text(350), "f")
+    assert again is not None and again.notes == notes and value(again) == 350
+
+
 PROGRAM = """
 import sys
 import numpy as np

@@ -146,7 +146,6 @@ class FrameStep:
     ) -> None:
         self.function, self.threads, self.numbers, self.values = function, threads, numbers, values
         self.scratch, self.lengths, self.inner = scratch, lengths, inner
-        self._varies = any(type(n) is not int for n in (threads, *numbers, *lengths))
         self.start = 3 + len(numbers)
         row = [*map(now, numbers), *[0] * (len(values) + len(lengths))]
         self.frames = np.array([[0, *regions(now(threads)), *row], [0, 1, 0, *row]], np.int64)
@@ -176,15 +175,15 @@ class FrameStep:
         return [(self.function.call, (self._address,))]
 
     def _write(self) -> None:
-        frames, scratch = self.frames, self.scratch
         for one in self.inner:
             one.write()
-        if self._varies:
-            frames[0, 1:3] = regions(now(self.threads))
-            frames[:, 3 : self.start] = [n if type(n) is int else n.now() for n in self.numbers]
-        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
-        places = accumulate(map(now, self.lengths), initial=base)
-        frames[:, self.start :] = [*(v.address for v in self.values), *places][: frames.shape[1] - self.start]
+        if type(self.threads) is not int:
+            self.frames[0, 1:3] = regions(now(self.threads))
+        row = [*[n if type(n) is int else n.now() for n in self.numbers], *[v.address for v in self.values]]
+        if self.lengths:
+            base = 0 if self.scratch is None or self.scratch.memory is None else address_of(self.scratch.memory)
+            row += [*accumulate(map(now, self.lengths), initial=base)][:-1]
+        self.frames[:, 3:] = row
 
 
 def regions(threads: int) -> tuple[int, int]:
