@@ -236,10 +236,10 @@ class SizeSpace:
             return now == 0 if kind == "==" else now > 0
         if difference.decided_at != self.decisions:
             difference.decided_at, difference.decided = self.decisions, {}
-        found = difference.decided.get(kind)
-        if found is None:
-            found = difference.decided[kind] = self._decide(difference.terms, kind)
-        return found
+        decision = difference.decided.get(kind)
+        if decision is None:
+            decision = difference.decided[kind] = self._decide(difference.terms, kind)
+        return decision
 
     def _decide(self, terms: Terms, kind: str) -> bool:
         """Decide without what was decided before."""
@@ -416,22 +416,22 @@ class Size:
             key = sign + 3, id(other)
         else:
             return self._computed(other, sign)
-        found = self.combined.get(key)
-        if found is None:
-            found = self.combined[key] = self._computed(other, sign), other
-        return found[0]
+        result = self.combined.get(key)
+        if result is None:
+            result = self.combined[key] = self._computed(other, sign), other
+        return result[0]
 
     def _computed(self, other: Any, sign: int) -> Any:
         """The same of any object."""
         terms = self._terms_of(other)
         if terms is None:
             return NotImplemented
-        made: dict[Monomial, int] = dict(self.terms) if sign else {}
+        result: dict[Monomial, int] = dict(self.terms) if sign else {}
         for m, c in terms:
             for n, d in self.terms if not sign else [((), sign)]:
                 both = tuple(sorted(m + n))
-                made[both] = made.get(both, 0) + c * d
-        return self.space.of(made)
+                result[both] = result.get(both, 0) + c * d
+        return self.space.of(result)
 
     def __mul__(self, other: Any) -> Any:
         return self._combined(other, 0)
@@ -634,7 +634,7 @@ def late(function: Callable[..., int], *sizes: Any) -> Any:
 
 def now(x: Any) -> int:
     """The present value of a size or a number, without an assumption."""
-    return int(x) if type(x) is int else x.now() if isinstance(x, (Size, Late)) else int(x)
+    return x if type(x) is int else x.now() if isinstance(x, (Size, Late)) else int(x)
 
 
 def is_open(sizes: Iterable[Any]) -> bool:
