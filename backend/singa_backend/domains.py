@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 Key: TypeAlias = tuple[str, str]
 """A domain and the name of an operator."""
@@ -54,6 +54,16 @@ class Families(MutableMapping[Key, V]):
         if key in self._waiting:
             self._load(key)
         return self._entries[key]
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        """As that of a dict; that of the base class raises an error for each absent key."""
+        if key in self._waiting:
+            self._load(key)
+        return self._entries.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an entry, without an import."""
+        return key in self._waiting or key in self._entries
 
     def __setitem__(self, key: Key, value: V) -> None:
         self._entries[key] = value

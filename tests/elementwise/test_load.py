@@ -147,7 +147,7 @@ def compilations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     "change",
     [
         lambda m: m.setattr(Path, "read_bytes", lambda path: b"changed"),
-        lambda m: m.setattr(machine.metadata, "version", lambda name: "0.1"),
+        lambda m: m.setattr(Path, "read_bytes", lambda path: path.open("rb").read() + b"0.1" * (path.name == "_version.py")),
         lambda m: m.setattr(machine.machine, "features", lambda: {"model": "none", "flags": "avx2 fma"}),
         lambda m: m.setattr(machine, "FORM", 0),
     ],
@@ -161,6 +161,16 @@ def test_what_decides_on_code_has_changed(compilations: Any, monkeypatch: pytest
     finally:
         monkeypatch.undo()
         machine._here.cache_clear()
+
+
+def test_notes_are_kept_with_the_code(compilations: Any) -> None:
+    notes = "0 ~1 2\n<f4 |b1"
+    function = machine.compiled(text(350), "f", lambda: text(350), notes=notes)
+    assert function.notes == notes
+    del function
+    gc.collect()
+    again = machine.kept(text(350), "f")
+    assert again is not None and again.notes == notes and value(again) == 350
 
 
 PROGRAM = """

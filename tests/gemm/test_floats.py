@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from tests.helpers.plan_checks import kernels_used
 from singa_backend import SingaBackend
 from singa_backend.elementwise.compile import available, level
 from singa_backend.gemm.copies import COPY, MARGINS, copies, margins
-from singa_backend.gemm.floats import PACKED, PRODUCTS, FloatsKind, floats, packing
+from singa_backend.gemm.floats import PACKED, PRODUCTS, SHORT, FloatsKind, floats, packing
 from singa_backend.gemm.images import DEPTHWISE, depthwise
 from singa_backend.gemm.repeat import repeat
 from singa_backend.gemm.tiles import HEIGHT
@@ -60,20 +61,21 @@ def tiled(w: np.ndarray, ended: Copy) -> np.ndarray:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_products_stay_in_their_arrays(limited: str, ended: Copy, threads: int) -> None:
-    function = floats(FloatsKind(limited != "avx2"))
+    wide = limited != "avx2"
     for m, n, k in (1, 1, 1), (2, 17, 33), (3, 64, 16), (5, 70, 301), (11, 33, 9), (HEIGHT + 7, 40, 48):
         x, w, bias = drawn(m, k), drawn(k, n, seed=1), drawn(n, seed=2)
         for given in (w, np.asfortranarray(w)):
-            for adds in (0, 1):
+            for adds, relu, taps in itertools.product((0, 1), (0, 1), [(), (1, 1)] if k <= SHORT else [()]):
                 y = ended(drawn(m, n, seed=3))
                 exact = x.astype(float) @ w + (y if adds else bias)
+                exact = np.maximum(exact, 0) if relu else exact
                 sizes = dict.fromkeys(PRODUCTS.numbers, 0) | {
                     "rows": m, "row1": 1, "row2": m, "x_row2": 4 * k, "taps": 1, "tap1": 1, "depth": k, "x_depth": 4, "n": n,
                     "pitch": 4 * n, "batches": 1, "batch1": 1, "groups": -(-n // 32), "span": 2, "height": min(m, HEIGHT),
-                    "tap_block": 1, "depth_block": 20, "adds": adds,
+                    "tap_block": 1, "depth_block": 32 if taps else 20, "adds": adds, "relu": relu,
                 }  # fmt: skip
                 held = {"x": ended(x), "w": tiled(given, ended), "bias": ended(np.pad(bias, (0, -n % 16))), "y": y}
-                Frame(function, sizes, held, threads)()
+                Frame(floats(FloatsKind(wide, taps, k if taps else 0)), sizes, held, threads)()
                 close(y, exact)
 
 
@@ -99,7 +101,8 @@ def test_images_stay_in_their_arrays(limited: str, ended: Copy) -> None:
         sizes = {
             "rows": 2 * high, "row1": high, "count": wide - 1, "channels": c, "tap0": 1, "tap1": 2, "x_row0": exact.strides[0],
             "x_row1": exact.strides[1], "x_pixel": exact.strides[2], "x_tap0": 0, "x_tap1": exact.strides[2],
-            "y_row": z.strides[1], "y_pixel": z.strides[2],
+            "y_row": z.strides[1], "y_pixel": z.strides[2], "top": 0, "stride0": 0, "size0": 1, "left": 0, "stride1": 0,
+            "size1": 2, "first": 0, "last": wide - 1,
         }  # fmt: skip
         assert set(sizes) == set(DEPTHWISE.numbers)
         Frame(depthwise(), sizes, {"x": ended(exact), "w": ended(taps), "bias": ended(drawn(c, seed=2)), "y": z}, 1)()
@@ -130,7 +133,16 @@ def test_copies_stay_in_their_arrays(limited: str, ended: Copy, order: tuple[int
 )
 def test_instructions(name: str, instruction: str) -> None:
     """No function calls another one, aside from the one of Windows that touches the pages of a large frame."""
-    for function in floats(FloatsKind(name == "avx512")), packing(True), copies(), margins(), depthwise(), repeat():
+    wide = name == "avx512"
+    for function in (
+        floats(FloatsKind(wide)),
+        floats(FloatsKind(wide, (3, 3), 3)),
+        packing(True),
+        copies(),
+        margins(),
+        depthwise(),
+        repeat(),
+    ):
         text = assembly(function, name)
         assert "@PLT" not in text and not re.search(r"\b(callq?|bl)\s+_?(mem|str|fma)", text)
         if function.what.startswith(("floats", "depthwise")):
@@ -165,7 +177,7 @@ def by_code(made: onnx.ModelProto, feeds: Sequence[np.ndarray], threads: int = 1
     """The outputs of a session, in which machine code computes the products."""
     rep = SingaBackend.prepare(made, **({"threads": threads} | options))
     first, second = ([np.asarray(y) for y in rep.run(list(feeds))] for _ in range(2))
-    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, second, strict=True))
     used = kernels_used(rep)
     assert any(s.startswith(("machine.product", "machine.depthwise")) for s in used), used
     assert not any(s.split()[0] in ("matmul", "conv", "lstm", "gru", "rnn", "pooling") for s in used), used
@@ -214,10 +226,29 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], str]] = [
     ((1, 20, 9, 9), (20, 1, 3, 3), "group = 20, pads = [1, 1, 1, 1]"),
     ((2, 35, 9, 9), (35, 1, 3, 3), "group = 35, strides = [2, 2]"),
     ((2, 16, 20), (32, 1, 3), "group = 16, pads = [1, 1]"),
+    ((2, 17, 20), (17, 1, 3), "group = 17, pads = [1, 1]"),
+    ((1, 5, 2, 3), (5, 1, 4, 3), "group = 5, pads = [6, 4, 3, 7]"),
+    ((2, 18, 9, 14), (18, 1, 5, 2), "group = 18, pads = [2, 1, 4, 0], strides = [3, 2]"),
+    ((2, 18, 9, 14), (18, 1, 3, 3), "group = 18, pads = [2, 2, 2, 2], dilations = [2, 2]"),
+    ((2, 2, 9, 8), (35, 2, 3, 4), "dilations = [2, 1], pads = [1, 0, 2, 3], strides = [1, 2]"),
+    ((2, 2, 9, 8), (17, 2, 2, 3), "dilations = [1, 2]"),
+    ((2, 1, 7, 9), (17, 1, 3, 3), "strides = [2, 2]"),
+    ((2, 3, 1, 9), (9, 3, 1, 1), ""),
+    ((2, 3, 40), (7, 3, 5), "pads = [2, 2]"),
     ((2, 5, 40), (7, 5, 4), "pads = [3, 0]"),
     ((2, 5, 40), (7, 5, 4), 'dilations = [2], auto_pad = "SAME_UPPER"'),
     ((2, 5, 20, 20), (7, 5, 3, 2), "dilations = [2, 3], pads = [1, 1, 0, 3]"),
 ]
+
+
+@pytest.mark.parametrize("k", [7, 40])
+def test_a_relu_keeps_what_is_not_a_number(k: int) -> None:
+    x, w = np.ones((1, k, 3, 3), F), np.full((5, k, 1, 1), -1, F)
+    x[0, 0, 0], x[0, 0, 1] = [np.nan, np.inf, -np.inf], [0, -np.inf, -100]
+    made = model("t = Conv(x, w)\n y = Relu(t)", f"float[1, {k}, 3, 3] x", "float[a, b, c, d] y", {"w": w})
+    (y,) = by_code(made, [x], deterministic=True, threads=None)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(y[:, 0], np.maximum(-x.sum(axis=1), 0))
 
 
 def against_definition(made: onnx.ModelProto, feeds: list[np.ndarray], within: float = 3e-6) -> None:
@@ -255,6 +286,30 @@ def test_transposed_convolutions(x: tuple[int, ...], w: tuple[int, ...], attribu
     held = {"w": drawn(*w, seed=1), "b": drawn(w[1] * groups, seed=2)}
     text = f"t = ConvTranspose<{attributes}>(x, w, b)\n y = Relu(t)"
     against_definition(model(text, f"float{list(x)} x", f"float[{rank(x)}] y", held), [drawn(*x)])
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "kernel_shape = [3, 2], strides = [2, 1]",
+        "kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]",
+        "kernel_shape = [2, 5], pads = [1, 3, 0, 4]",
+        "kernel_shape = [3, 3], pads = [0, 2, 2, 0], strides = [2, 3], ceil_mode = 1",
+        "kernel_shape = [3, 3], pads = [2, 2, 2, 2], dilations = [2, 1]",
+    ],
+)
+def test_maxima_of_changing_sizes(attributes: str) -> None:
+    """Also of values that are not finite, and of windows that extend beyond the image."""
+    made = model(f"y = MaxPool<{attributes}>(x)", "float[n, 18, h, w] x", "float[a, b, c, d] y", {})
+    plans, definitions = SingaBackend.prepare(made, threads=1), SingaBackend.prepare(made, optimize=0)
+    for n, (h, w) in enumerate([(9, 12), (5, 6), (20, 31)], 2):
+        x = drawn(n, 18, h, w)
+        x[0, :2, :3] = [[[np.nan]], [[-np.inf]]]
+        for _ in range(2):
+            np.testing.assert_array_equal(plans.run([x])[0], definitions.run([x])[0])
+    assert plans._session._planner is not None
+    traced = plans._session._planner.plans.values()
+    assert all("machine.maxima" in [step.kernel for step in plan.first.steps] for plan in traced)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,14 @@ def test_a_pin_is_a_number_in_the_next_trace() -> None:
         assert (again.scope.failing() is None) == holds
 
 
+def test_each_segment_has_its_own_assumptions() -> None:
+    space, (n,) = space_of(n=5)
+    assert n > 4 and n > 4 and n != 9 and len(space.scope.guards) == 2
+    space.enter(Scope(space))
+    space.scope.lowest[0] = 2
+    assert n > 4 and len(space.scope.guards) == 1
+
+
 def test_numbers_that_depend_on_no_result() -> None:
     space, (n,) = space_of(n=5)
     assert late(min, 3, 4) == 3 and now(late(min, n, 4)) == 4

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ RUN = 1 << 9
 """The elements of a block of running sums."""
 
 
-@dataclass(frozen=True)
-class Slab:
+class Slab(NamedTuple):
     """A part of an array: some of the rows of matrices.
 
     Attributes:
@@ -60,7 +59,7 @@ class Slab:
         return arrays[self.array].reshape(self.shape)[:, self.rows[0] : self.rows[1]].reshape(self.view)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Stages:
     """The sums over some axes of an array without gaps.
 
@@ -191,8 +190,7 @@ def total(xp: Any, x: Array, axes: Sizes, keepdims: bool) -> Array:
     return y.reshape(tuple(1 if a in axes else n for a, n in enumerate(x.shape))) if keepdims else y
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     """The sums of the elements up to each one along an axis: those of a block, and the sum of the blocks before it.
 
     Attributes:

@@ -111,7 +111,7 @@ class Vector:
         """The bits of real numbers as integers."""
         return self.to("bitcast", INTEGER[self.type][0])
 
-    def bound(self, how: str, limit: float) -> Vector:
+    def bound(self, how: str, limit: Vector | float) -> Vector:
         """The larger ("gt") or the smaller ("lt") of a number and these, one instruction on x86; a NaN of these stays."""
         number = self.builder.vector(limit, self.type)
         return number.where(number.compare(how, self), self)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ LONG = 1000
 VARIABLE = "SONNX_MACHINE_CODE"
 """The environment variable: `off` for no machine code, `wait` to compile what is missing before a first run goes on."""
 
-FORM = 2
+FORM = 3
 """The form of the files in the cache and of frames."""
 
 SOURCES = ("builder", "compile", "expression", "functions", "machine_code", "primitives")
@@ -126,10 +126,11 @@ class Compiled:
     Attributes:
         call: calls it with the address of a frame; the code is freed with it.
         address: of the function.
+        notes: what else its emitter knows.
     """
 
-    def __init__(self, address: int, free: Callable[[], None]) -> None:
-        self.address = address
+    def __init__(self, address: int, free: Callable[[], None], notes: str = "") -> None:
+        self.address, self.notes = address, notes
         self.call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         weakref.finalize(self.call, free).atexit = False  # a __del__ would run before _LIVE forgets the object
 
@@ -275,7 +276,7 @@ def _linker() -> Any:
     return _llvm().create_lljit_compiler(native().target)
 
 
-def compiled(what: str, name: str, text: Callable[[], str], features: str | None = None) -> Compiled:
+def compiled(what: str, name: str, text: Callable[[], str], features: str | None = None, notes: str = "") -> Compiled:
     """A function, from memory, from the cache, or compiled.
 
     Args:
@@ -283,6 +284,7 @@ def compiled(what: str, name: str, text: Callable[[], str], features: str | None
         name: of the function.
         text: makes the module, if it is compiled.
         features: of the processor, in LLVM's words; those of `level` on this one by default.
+        notes: what `kept` is to know of it.
 
     Raises:
         NotCompiled: the text has no machine code.
@@ -293,8 +295,8 @@ def compiled(what: str, name: str, text: Callable[[], str], features: str | None
         if found is None:
             key, module = _key(what, name, features), text()
             code = native(features).object(module)
-            found = _LIVE.setdefault(key, _loaded(code, name))
-            _write(key, code)
+            found = _LIVE.setdefault(key, _loaded(code, name, notes))
+            _write(key, notes, code)
         return found
 
 
@@ -308,8 +310,9 @@ def kept(what: str, name: str, features: str | None = None) -> Compiled | None:
         raise NotCompiled(reason)
     key = _key(what, name, _allowed() if features is None else features)
     found = _LIVE.get(key)
-    if found is None and (code := _read(key)) is not None:
-        found = _LIVE.setdefault(key, _loaded(code, name))
+    if found is None and (content := _read(key)) is not None:
+        notes, _, code = content.partition(b"\0")
+        found = _LIVE.setdefault(key, _loaded(code, name, notes.decode()))
     return found
 
 
@@ -323,8 +326,9 @@ def _here() -> str:
     """What decides on the code of all expressions: the emitter, LLVM, and the processor."""
     try:
         emitter = [hashlib.sha256(Path(__file__).with_name(f"{name}.py").read_bytes()).hexdigest() for name in SOURCES]
-        version = metadata.version("llvmlite")
-    except (OSError, metadata.PackageNotFoundError) as error:
+        package = find_spec("llvmlite")
+        version = b"" if package is None else Path(str(package.origin)).with_name("_version.py").read_bytes()
+    except OSError as error:
         raise NotCompiled(f"what made kept code is unknown: {error}") from error
     processor = machine.features()
     if not HERE:
@@ -333,23 +337,23 @@ def _here() -> str:
     return repr((FORM, emitter, version, processor))
 
 
-def _loaded(code: bytes, name: str) -> Compiled:
+def _loaded(code: bytes, name: str, notes: str) -> Compiled:
     if HERE:
         try:
             address, memory = load(code, name)
         except NotLoaded as error:
             raise NotCompiled(str(error)) from error
-        return Compiled(address, memory.close)
+        return Compiled(address, memory.close, notes)
     with _LOCK:
         builder = _llvm().JITLibraryBuilder().add_object_img(code).export_symbol(name)
         try:
             tracker = builder.link(_linker(), f"elementwise{next(_NUMBERS)}")
         except RuntimeError as error:
             raise NotCompiled(f"the code cannot be linked: {error}") from error
-        return Compiled(int(tracker[name]), partial(_free, tracker))
+        return Compiled(int(tracker[name]), partial(_free, tracker), notes)
 
 
-# The cache: a file has the digest of its code, then the code
+# The cache: a file has the digest of what follows, the notes, a zero, and the code
 
 
 @cache
@@ -365,19 +369,21 @@ def _home(makes: bool = False) -> Path | None:
 
 
 def _read(key: str) -> bytes | None:
-    """The code of a key; None if there is none, or the file is damaged."""
+    """The notes and the code of a key; None if there are none, or the file is damaged."""
     if (home := _home()) is None:
         return None
     try:
-        content = (home / key).read_bytes()
+        with open(f"{home}/{key}", "rb", buffering=0) as file:
+            content = file.read()
     except OSError:
         return None
     digest, code = content[:32], content[32:]
     return code if hashlib.sha256(key.encode() + code).digest() == digest else None
 
 
-def _write(key: str, code: bytes) -> None:
-    """Keep the code of a key, whole or not at all."""
+def _write(key: str, notes: str, code: bytes) -> None:
+    """Keep the notes and the code of a key, whole or not at all."""
+    code = notes.encode() + b"\0" + code
     if (home := _home(makes=True)) is not None:
         with suppress(InvalidInput):
             write_bytes(home / key, hashlib.sha256(key.encode() + code).digest() + code, parents=False)

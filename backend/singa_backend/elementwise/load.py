@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 HERE = sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
 """Whether object files are loaded here."""
@@ -106,17 +106,23 @@ def refusal() -> str:
     return ""
 
 
-def _executable(image: bytearray) -> tuple[int, mmap.mmap]:
-    """The address of a copy that can be called and not written, and its memory."""
+@cache
+def _protect() -> Any:
+    """The function of the system that changes what memory may be used for."""
     protect = ctypes.CDLL(None, use_errno=True).mprotect
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return protect
+
+
+def _executable(image: bytearray) -> tuple[int, mmap.mmap]:
+    """The address of a copy that can be called and not written, and its memory."""
     try:
         memory = mmap.mmap(-1, len(image), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise NotLoaded(f"there is no memory for code: {error}") from error
     memory[:] = image
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    if protect(address, len(image), mmap.PROT_READ | mmap.PROT_EXEC):
+    if _protect()(address, len(image), mmap.PROT_READ | mmap.PROT_EXEC):
         memory.close()
         raise NotLoaded(f"the system refuses code that is made at run time: {os.strerror(ctypes.get_errno())}")
     return address, memory

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 
-from ..elementwise.builder import LANES
+from ..elementwise.builder import LANES, Vector
 from ..elementwise.machine_code import AXES, FIELDS
 from .frame import Code, FrameFunction, FrameLayout, LinesText, module
 from .tiles import HEIGHT, parts, units
@@ -46,6 +47,9 @@ WIDE = {ROWS: 4, 4: 4, 2: 4, 1: 4}
 NARROW = {ROWS: 1, 4: 1, 2: 2, 1: 4}
 """The same on others."""
 
+SHORT = 27
+"""The most products of a result for which there is code of its own, without loops over taps and depth."""
+
 STEPS = ("x_row0", "x_row1", "x_row2", "x_tap0", "x_tap1", "x_depth")
 """The steps of A: along the outer, the middle and the inner axis of the rows, of the taps, and along the depth."""
 
@@ -55,9 +59,9 @@ BATCHES = ("batches", "batch1", "x_batch0", "x_batch1", "w_batch0", "w_batch1", 
 SIZES = ("rows", "row1", "row2", "taps", "tap1", "depth", "n", "pitch")
 """Rows, the sizes of their middle and inner axis; taps, the size of their inner axis; the depth; columns; bytes of a row of Y."""
 
-WORK = ("groups", "span", "height", "tap_block", "depth_block", "adds")
+WORK = ("groups", "span", "height", "tap_block", "depth_block", "adds", "relu")
 """Groups of tiles; tiles of a group; rows of a unit; taps, and places along the depth, that are added before the next rows;
-whether products are added to what Y has, not to the bias."""
+whether products are added to what Y has, not to the bias; whether negative results become 0."""
 
 AFTER = ("after", "leaves")
 """The address of a function of elementwise/machine_code.py that is called for each unit, and the number of its pointers, or 0."""
@@ -74,9 +78,24 @@ LEAVES = 16
 
 @dataclass(frozen=True)
 class FloatsKind:
-    """What decides on code: whether vectors have 16 lanes."""
+    """What decides on code.
+
+    Attributes:
+        wide: whether vectors have 16 lanes.
+        taps: the sizes of the axes of the taps; none for any.
+        depth: then the depth, whose elements are adjacent in A.
+    """
 
     wide: bool
+    taps: tuple[int, ...] = ()
+    depth: int = 0
+
+    @property
+    def shapes(self) -> dict[int, int]:
+        """The rows that are computed together, and the tiles."""
+        if self.taps:  # few numbers, because the code of each kind is made when it is first used
+            return dict.fromkeys((ROWS, 1), 1 + self.wide)
+        return WIDE if self.wide else NARROW
 
 
 W_STEPS = ("w_batch0", "w_batch1", "w_tap0", "w_tap1", "w_depth", "w_column")
@@ -275,6 +294,7 @@ class _ChainText:
         depth: the first place along the depth.
         stop: the one after the last.
         begins: whether the sums begin with the bias.
+        least: lower results become this number.
     """
 
     def __init__(self, k: Code, a: dict[str, str], tap: str, depth: str) -> None:
@@ -282,11 +302,14 @@ class _ChainText:
         self.depth, self.stop = depth, k.least(k.plus(depth, a["depth_block"]), a["depth"])
         self.lines = LinesText(k, tap, self.end, a["tap1"])
         self.begins = k.raw(f"icmp eq i64 {k.plus(k.plus(tap, depth), a['adds'])}, 0")
+        left = k.plus(k.minus(a["taps"], self.end), k.minus(a["depth"], self.stop))
+        bounded = k.raw(f"icmp slt i64 {left}, {a['relu']}")
+        self.least = k.splat(k.raw(f"select i1 {bounded}, float 0.0, float 0xFFF0000000000000"), "float")
 
 
 def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
     """Add some taps, or a part of one, to all tiles of the unit."""
-    k, first, shapes = unit.k, unit.first, WIDE if kind.wide else NARROW
+    k, first, shapes = unit.k, unit.first, kind.shapes
     chain = _ChainText(k, unit.a, tap, depth)
     runs: list[tuple[int, int, str, str]] = []  # rows that are computed together, tiles, the first row and the end
     for count, wide in shapes.items():
@@ -300,7 +323,7 @@ def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
 
             def rows(v: str, several: int = several, count: int = count, begin: str = begin, end: str = end) -> None:
                 together = [unit.tile(k.plus(v, i)) for i in range(several)]
-                k.loop(end, count, lambda row: _rows(unit, together, row, count, chain), begin)
+                k.loop(end, count, lambda row: _rows(kind, unit, together, row, count, chain), begin)
 
             k.loop(k.plus(t, size), several, rows, t)
 
@@ -310,20 +333,48 @@ def _block(kind: FloatsKind, unit: _UnitText, tap: str, depth: str) -> None:
     k.loop(unit.tiles, 1, partial(tiles, 1), whole)
 
 
-def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, chain: _ChainText) -> None:
+def _rows(kind: FloatsKind, unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, chain: _ChainText) -> None:
     """Add some taps to tiles of some rows."""
-    k, a, begins, stop = unit.k, unit.a, chain.begins, chain.stop
+    k, a, begins = unit.k, unit.a, chain.begins
     numbers = [k.minus(k.plus(row, r), unit.first) for r in range(count)]
     xs = [k.raw(f"load ptr, ptr {k.at(unit.x, k.times(n, 8))}") for n in numbers]
     ys = [[k.at(t.y, k.times(n, t.pitch)) for t in tiles] for n in numbers]
     starts = [k.of("float", k.raw(f"select i1 {begins}, ptr {t.bias}, ptr {unit.nothing}"), 4) for t in tiles]
-    sums = [[k.kept(start) for start in starts] for _ in ys]
-    unrolled = max(u for u in (1, 2, 4) if u == 1 or u * count * len(tiles) <= UNROLLED)
-    whole = k.minus(stop, k.raw(f"and i64 {k.minus(stop, chain.depth)}, {unrolled - 1}"))
+    if kind.taps:
+        sums = _few(kind, k, a, xs, [t.w for t in tiles], starts)
+    else:
+        sums = _many(k, a, xs, [t.w for t in tiles], starts, chain)
+    for line, into in zip(ys, sums, strict=True):
+        for y, s in zip(line, into, strict=True):
+            before = k.of("float", k.raw(f"select i1 {begins}, ptr {unit.nothing}, ptr {y}"), 4)
+            k.write((s + before).bound("gt", chain.least), y)
+
+
+def _few(kind: FloatsKind, k: Code, a: dict[str, str], xs: list[str], ws: list[str], starts: list[Vector]) -> list[list[Vector]]:
+    """The sums of all taps, without a loop."""
+    sums = [list(starts) for _ in xs]
+    for n, (outer, inner) in enumerate(product(*map(range, kind.taps))):
+        moved = k.plus(k.times(a["x_tap0"], outer), k.times(a["x_tap1"], inner))
+        lines = [k.at(x, moved) for x in xs]
+        for d in range(kind.depth):
+            columns = [k.of("float", k.at(w, (n * kind.depth + d) * VECTOR), 4) for w in ws]
+            for line, into in zip(lines, sums, strict=True):
+                value = k.everywhere("float", k.at(line, d * F32.itemsize))
+                into[:] = [k.fma(value, c, s) for c, s in zip(columns, into, strict=True)]
+    return sums
+
+
+def _many(
+    k: Code, a: dict[str, str], xs: list[str], ws: list[str], starts: list[Vector], chain: _ChainText
+) -> list[list[Vector]]:
+    """The sums of the taps and the part of the depth of a chain."""
+    sums = [[k.kept(start) for start in starts] for _ in xs]
+    unrolled = max(u for u in (1, 2, 4) if u == 1 or u * len(xs) * len(ws) <= UNROLLED)
+    whole = k.minus(chain.stop, k.raw(f"and i64 {k.minus(chain.stop, chain.depth)}, {unrolled - 1}"))
 
     def add(t: str, moved: str) -> None:
         lines = [k.at(x, moved) for x in xs]
-        weights = [k.at(v.w, k.times(k.times(t, a["depth"]), VECTOR)) for v in tiles]
+        weights = [k.at(w, k.times(k.times(t, a["depth"]), VECTOR)) for w in ws]
 
         def step(d: str, several: int) -> None:
             for u in range(several):
@@ -337,17 +388,14 @@ def _rows(unit: _UnitText, tiles: Sequence[_TileText], row: str, count: int, cha
 
         k.loop(whole, unrolled, partial(step, several=unrolled), chain.depth)
         if unrolled > 1:
-            k.loop(stop, 1, partial(step, several=1), whole)
+            k.loop(chain.stop, 1, partial(step, several=1), whole)
 
     def along(number: str) -> Callable[[str, str], None]:
         start = k.times(number, a["x_tap0"])
         return lambda t, i: add(t, k.plus(start, k.times(i, a["x_tap1"])))
 
-    if count > FEW:
+    if len(xs) > FEW:
         chain.lines.loop(along)
     else:
         k.loop(chain.end, 1, lambda t: add(t, k.moved(t, a["tap1"], (a["x_tap0"], a["x_tap1"]))), chain.tap)
-    for line, into in zip(ys, sums, strict=True):
-        for y, s in zip(line, into, strict=True):
-            before = k.of("float", k.raw(f"select i1 {begins}, ptr {unit.nothing}, ptr {y}"), 4)
-            k.write(k.get(s, "float") + before, y)
+    return [[k.get(s, "float") for s in into] for into in sums]

@@ -10,7 +10,7 @@ The table has an entry for each function:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ TURNS = FrameLayout(("count", "calls", "entry"), ("table",))
 """The number of turns, the functions, the bytes of an entry, and the table."""
 
 
-@dataclass(frozen=True)
-class RepeatedCall:
+class RepeatedCall(NamedTuple):
     """A function, and its frame in the first two turns.
 
     Attributes:

@@ -101,6 +101,7 @@ class SizeSpace:
         settled: whether present values may be read without an assumption.
         reason: for which call something is being decided: the reason of an assumption.
         epoch: the number of times that the values were set.
+        decisions: the number of times that the values or the scope were set: what was decided before does not hold.
     """
 
     def __init__(self, pins: Mapping[str, int] | None = None) -> None:
@@ -110,12 +111,13 @@ class SizeSpace:
         self.values: list[int] = []
         self.settled = 0
         self.reason = ""
-        self.epoch = 0
+        self.epoch = self.decisions = 0
         self._atoms: list[str] = []  # the expression of each, in terms of those before it
         self._parts: dict[int, tuple[Terms, int]] = {}
         self._evaluate: list[Callable[[Sequence[int], Sequence[int]], int]] = []
         self.present: list[int] = []
         self._made: dict[Terms, Size] = {}
+        self._usual: list[int] = []  # the values of the atoms if that of each symbol is `TYPICAL`
         self.scope = Scope(self)
 
     def symbol(self, name: str, value: int) -> Size:
@@ -130,6 +132,7 @@ class SizeSpace:
         """Let the symbols have other values."""
         self.values = list(values)
         self.epoch += 1
+        self.decisions += 1
         self.present = self._atoms_of(self.values)
 
     def _atoms_of(self, values: Sequence[int]) -> list[int]:
@@ -228,11 +231,20 @@ class SizeSpace:
         """Whether a difference is zero ("=="), or positive (">"): by what is known, or by the present value and an assumption."""
         if isinstance(difference, int):
             return difference == 0 if kind == "==" else difference > 0
-        now = difference.now()
-        holds = now == 0 if kind == "==" else now > 0
         if self.settled:
-            return holds
-        terms = difference.terms
+            now = difference.now()
+            return now == 0 if kind == "==" else now > 0
+        if difference.decided_at != self.decisions:
+            difference.decided_at, difference.decided = self.decisions, {}
+        decision = difference.decided.get(kind)
+        if decision is None:
+            decision = difference.decided[kind] = self._decide(difference.terms, kind)
+        return decision
+
+    def _decide(self, terms: Terms, kind: str) -> bool:
+        """Decide without what was decided before."""
+        now = _evaluated(terms, self.present)
+        holds = now == 0 if kind == "==" else now > 0
         low = self.lowest(terms)
         if low is not None and low > 0:
             return kind == ">"
@@ -267,7 +279,10 @@ class SizeSpace:
 
     def typical(self, terms: Terms) -> int:
         """The value of a polynomial if that of each symbol is `TYPICAL`."""
-        return _evaluated(terms, self._atoms_of([TYPICAL] * len(self.values)))
+        usual = self._usual
+        for f in self._evaluate[len(usual) :]:
+            usual.append(f([TYPICAL] * len(self.values), usual))
+        return _evaluated(terms, usual)
 
     def _key(self, terms: Terms, divisor: int) -> str:
         return f"({self.described(terms)}) // {divisor}"
@@ -286,12 +301,15 @@ class SizeSpace:
 
     def seal(self) -> None:
         """End a trace."""
+        for size in self._made.values():
+            size.combined = {}
         self._made.clear()
         self.settled = 1
 
     def enter(self, scope: Scope) -> None:
         """Trace a segment, with its own assumptions."""
         self.scope, self.settled = scope, 0
+        self.decisions += 1
 
     def described(self, terms: Terms) -> str:
         """A polynomial with the names of the symbols."""
@@ -330,12 +348,17 @@ class Size:
     Attributes:
         space: whose symbols it depends on.
         terms: the polynomial.
+        combined: the results of operations during a trace, and the other operand.
+        decided: what was decided of it, if `decided_at` is the present number of the space's `decisions`.
     """
 
-    __slots__ = ("_epoch", "_hash", "_value", "space", "terms")
+    __slots__ = ("_epoch", "_hash", "_value", "combined", "decided", "decided_at", "space", "terms")
 
     def __init__(self, space: SizeSpace, terms: Terms) -> None:
         self.space, self.terms = space, terms
+        self.combined: dict[tuple[int, int], tuple[int | Size, Any]] = {}
+        self.decided: dict[str, bool] = {}
+        self.decided_at = -1
         self._hash = hash((id(space), terms))
         self._epoch = -1
         self._value = 0
@@ -386,24 +409,32 @@ class Size:
         return self
 
     def _combined(self, other: Any, sign: int) -> Any:
+        """The sum or the difference, or with a sign of 0 the product."""
+        if type(other) is int:
+            key = sign, other
+        elif type(other) is Size:
+            key = sign + 3, id(other)
+        else:
+            return self._computed(other, sign)
+        result = self.combined.get(key)
+        if result is None:
+            result = self.combined[key] = self._computed(other, sign), other
+        return result[0]
+
+    def _computed(self, other: Any, sign: int) -> Any:
+        """The same of any object."""
         terms = self._terms_of(other)
         if terms is None:
             return NotImplemented
-        made = dict(self.terms)
+        result: dict[Monomial, int] = dict(self.terms) if sign else {}
         for m, c in terms:
-            made[m] = made.get(m, 0) + sign * c
-        return self.space.of(made)
+            for n, d in self.terms if not sign else [((), sign)]:
+                both = tuple(sorted(m + n))
+                result[both] = result.get(both, 0) + c * d
+        return self.space.of(result)
 
     def __mul__(self, other: Any) -> Any:
-        terms = self._terms_of(other)
-        if terms is None:
-            return NotImplemented
-        made: dict[Monomial, int] = {}
-        for m, c in self.terms:
-            for n, d in terms:
-                both = tuple(sorted(m + n))
-                made[both] = made.get(both, 0) + c * d
-        return self.space.of(made)
+        return self._combined(other, 0)
 
     __rmul__ = __mul__
 
@@ -501,7 +532,12 @@ def _compared(low: Any, high: Any) -> Any:
 
 
 def _evaluated(terms: Terms, atoms: Sequence[int]) -> int:
-    return sum(c * math.prod([atoms[i] for i in m]) for m, c in terms)
+    total = 0
+    for monomial, product in terms:
+        for i in monomial:
+            product *= atoms[i]
+        total += product
+    return total
 
 
 TYPICAL = 64
@@ -598,7 +634,7 @@ def late(function: Callable[..., int], *sizes: Any) -> Any:
 
 def now(x: Any) -> int:
     """The present value of a size or a number, without an assumption."""
-    return x.now() if isinstance(x, (Size, Late)) else int(x)
+    return x if type(x) is int else x.now() if isinstance(x, (Size, Late)) else int(x)
 
 
 def is_open(sizes: Iterable[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from functools import cache
 from itertools import accumulate
 
@@ -16,6 +17,12 @@ from .values import address_of
 
 TOGETHER = 1 << 16
 """The scores between two checks of the deadline, or those of one class."""
+
+
+FRAME = 22
+"""The words with which the function is called."""
+
+_FLOATS, _BITS = struct.Struct("=2f"), struct.Struct("=2i")
 
 
 @cache
@@ -49,16 +56,17 @@ def selected_boxes(
         return np.empty((0, 3), np.int64)
     boxes, scores = np.ascontiguousarray(boxes, F32), np.ascontiguousarray(scores, F32)
     step, room = min(units, max(1, TOGETHER // count)), -(-most // LANES) * LANES
-    *places, end = accumulate([count + LANES, count, DIGITS, 5 * room // 2, 1, 3 * most * step], initial=0)
+    lengths = (FRAME, count + LANES, count, DIGITS, 5 * room // 2, 1, 3 * most * step)
+    _, *places, last, y, end = accumulate(lengths, initial=0)
     words = np.empty(end, np.int64)
-    total, y = words[places[-2] :], words[places[-1] :]
-    bits = np.array([0 if least is None else least, iou], F32).view(np.int32).tolist()
-    numbers = [step, 0, 0, classes, count, most, least is not None, *bits, centers, room]
-    places = [address_of(boxes), address_of(scores), *(address_of(words) + 8 * n for n in places)]
-    frame = np.array([0, 1, 0, *numbers, *places], np.int64)
+    start = address_of(words)
+    bits = _BITS.unpack(_FLOATS.pack(0 if least is None else least, iou))
+    numbers = (step, 0, 0, classes, count, most, least is not None, *bits, centers, room)
+    addresses = [start + 8 * n for n in (*places, last, y)]
+    words[:FRAME] = (0, 1, 0, *numbers, address_of(boxes), address_of(scores), *addresses)
     parts = []
     for first in limits.blocks(units, step):
-        frame[4], frame[5], total[0] = min(step, units - first), first, 0
-        code.call(address_of(frame))
-        parts.append(y[: 3 * total[0]].reshape(-1, 3).copy())
+        words[4], words[5], words[last] = min(step, units - first), first, 0
+        code.call(start)
+        parts.append(words[y : y + 3 * int(words[last])].reshape(-1, 3).copy())
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

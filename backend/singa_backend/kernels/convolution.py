@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,30 @@ def transposed_windows_of(site: Site, x: Value, w: Value) -> Windows:
         site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
         auto_pad, a.get("output_padding"), output_shape,
     )  # fmt: skip
+
+
+def pool_windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
+    """The windows of a pooling; declines unless each contains a cell that is not padding."""
+    a = site.attributes
+    site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
+    pads, auto = a.get("pads"), a.get("auto_pad", "NOTSET")
+    at = geometry(
+        site, windows, x.shape[2:], kernel_shape, a.get("strides"), pads, a.get("dilations"), auto, a.get("ceil_mode", 0),
+        partial=True,
+    )  # fmt: skip
+    for size, k, s, d, begin, count in zip(at.sizes, at.kernel, at.strides, at.dilations, at.begins, at.counts, strict=True):
+        inside = begin <= (k - 1) * d and (count - 1) * s - begin < size and (d <= size or k == 1)
+        site.require(inside, "a window may contain only padding")
+    return at
+
+
+def average_algorithm(site: Site, at: Windows) -> str:
+    """OneDNN's average for the attributes of an AveragePool."""
+    if not site.attributes.get("count_include_pad", 0) or not (any(at.begins) or any(at.ends)):
+        return "avg_exclude_padding"
+    inside = all(need <= end for need, end in zip(ends(at), at.ends, strict=True))
+    site.require(inside, "a window extends beyond padding that counts")
+    return "avg_include_padding"
 
 
 @kernel("Conv", 1, 11, 22, on="onednn")

@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..gemm.copies import margins
+from ..gemm.floats import SHORT
 from ..gemm.images import depthwise, maxima
-from ..ir.sizes import at_least_zero, is_open
+from ..ir.sizes import at_least_zero, is_open, late
 from ..ir.versioned import versioned
 from ..ir.windows import Windows
 from . import onednn as dnn
-from .convolution import ends, require_filters, transposed_windows_of, windows_of
+from .convolution import average_algorithm, ends, pool_windows, require_filters, transposed_windows_of, windows_of
 from .expressions import ExpressionCall, compute, trace
 from .float_products import BatchAxis, FloatProduct, FloatProductStep, declined
 from .lowering import F32, channels_last, derived
 from .machine_steps import emit_product
-from .pooling import average_algorithm, pool_windows
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
 
 
-@dataclass(frozen=True)
-class Image:
-    """Images with their channels innermost, and margins.
+class Image(NamedTuple):
+    """Images with margins.
 
     Attributes:
         value: the memory.
         image: the bytes from an image to the next.
         row: from a row to the next.
         pixel: from a pixel to the next.
+        channel: from a channel to the next; usually channels are innermost.
+        beyond: how windows extend beyond images without margins, for functions that compute each channel.
     """
 
     value: Value
     image: int
     row: int
     pixel: int
+    channel: int = F32.itemsize
+    beyond: Mapping[str, Any] = MappingProxyType({})
 
 
 def with_margins(
@@ -69,6 +74,38 @@ def with_margins(
     }  # fmt: skip
     emit_product(site, margins(around), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
     return Image(y, high * wide * c * F32.itemsize, wide * c * F32.itemsize, c * F32.itemsize)
+
+
+def without_margins(site: Site, x: Value, at: Windows) -> Image:
+    """Images of shape (N, C, H, W) or (N, C, W), beyond which windows extend, whose cells are adjacent."""
+    (high, wide), (_, kernel), (down, across) = (twice(t, 1) for t in (at.sizes, at.kernel, at.strides))
+    (top, left), count = twice(at.begins, 0), at.counts[-1]
+    beyond = {
+        "top": top, "stride0": down, "size0": high, "left": left, "stride1": across, "size1": wide,
+        "first": late(min, -(-left // across), count), "last": late(_last, wide, kernel, across, left, count),
+    }  # fmt: skip
+    return with_margins(site, x, (0, 0), (0, 0))._replace(beyond=beyond)
+
+
+def _last(size: int, kernel: int, stride: int, left: int, count: int) -> int:
+    """The number of windows, from the first on, that do not extend beyond the right."""
+    return max(min(-(-left // stride), count), min((size - kernel + left) // stride + 1, count))
+
+
+def in_planes(site: Site, x: Value, begins: tuple[int, int], ends: tuple[int, int]) -> Image:
+    """Images of shape (N, C, H, W) in C order with zeros around each channel: rows are copied as they are."""
+    n, c, h, w = x.shape
+    y, (_, channel, row, pixel) = x, x.strides
+    if any((*begins, *ends)):
+        high, wide = h + begins[0] + ends[0], w + begins[1] + ends[1]
+        y = site.new((n, c, high, wide), F32, finiteness=x.finiteness)
+        sizes = {
+            "rows": n * c * high, "height": high, "top": begins[0], "within": h, "every": 1, "left": begins[1], "count": 1,
+            "width": w, "gap": 0, "right": ends[1], "x_image": channel, "x_row": row, "x_pixel": pixel, "x_width": pixel,
+        }  # fmt: skip
+        emit_product(site, margins(), sizes, {"x": x, "y": y}, ("y",), y.size, "margins")
+    image, channel, row, pixel = y.strides
+    return Image(y, image, row, pixel, channel)
 
 
 def flat(v: Value) -> Value:
@@ -123,7 +160,14 @@ def plain(site: Site, x: Value, w: Value, b: Value | None, at: Windows, group: i
         at: its windows.
         group: the number of groups.
     """
-    steps, image = flat(w).strides, with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    steps, around = flat(w).strides, (twice(at.begins, 0), twice(tuple(ends(at)), 0))
+    narrow = group == 1 < x.shape[1] and math.prod(w.shape[1:]) <= SHORT and at.dilations[-1] == 1
+    if narrow and x.contiguous and not x.channels_last:
+        image = in_planes(site, flat(x), *around)
+    elif group == w.shape[0] and w.shape[1] == 1 and w.finiteness == FINITE and set(at.dilations) == {1}:
+        image = without_margins(site, x, at)
+    else:
+        image = with_margins(site, x, *around)
     taps = [*zip(twice(at.kernel, 1), steps[2:], strict=True)]
     depth, columns = (w.shape[1], steps[1]), (w.shape[0] // group, steps[0])
     return _convolve(site, image, w, b, at.counts, twice(at.strides, 1), twice(at.dilations, 1), taps, depth, columns, group)
@@ -142,8 +186,7 @@ def conv_transpose_by_code(site: Site, x: Value, w: Value, b: Value | None = Non
     return spread(site, x, w, b, at, group) if made is None else made
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """Every so-many-th place of an axis of a transposed convolution, which the same taps compute.
 
     Attributes:
@@ -269,23 +312,39 @@ def max_pool_by_code(site: Site, x: Value) -> Value:
     site.require(not any(site.outputs[1:]), "the indices are used")
     site.require(site.attributes.get("storage_order", 0) in (0, 1), "not a valid storage_order")
     at = pool_windows(site, x, site.attributes["kernel_shape"])
-    image = with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0), around=-math.inf)
+    if set(at.dilations) == {1}:
+        image = without_margins(site, x, at)
+    else:
+        image = with_margins(site, x, twice(at.begins, 0), twice(tuple(ends(at)), 0), around=-math.inf)
     y = site.new((*x.shape[:2], *at.counts), F32, last_order(x.ndim), x.finiteness)
-    sizes = _each_channel(x.shape[0], x.shape[1], image, at)
+    (high, wide), kernel, strides, dilations = (twice(t, 1) for t in (at.counts, at.kernel, at.strides, at.dilations))
+    steps = image.row, image.pixel
+    rows = [(x.shape[0], image.image), (high, strides[0] * steps[0]), (wide, strides[1] * steps[1])]
+    taps = [(k, d * s) for k, d, s in zip(kernel, dilations, steps, strict=True)]
+    sizes = _each_channel(image, x.shape[1], rows, taps)
     emit_product(site, maxima(), sizes, {"x": image.value, "y": y}, ("y",), y.size * math.prod(at.kernel), "maxima")
     return y
 
 
-def _each_channel(images: int, channels: int, image: Image, at: Windows) -> dict[str, Any]:
-    """The numbers of a function that computes each channel."""
-    (high, wide), kernel = twice(at.counts, 1), twice(at.kernel, 1)
-    (down, across), (dilated, spread) = twice(at.strides, 1), twice(at.dilations, 1)
+def _each_channel(
+    image: Image, channels: int, rows: Sequence[tuple[Any, Any]], taps: Sequence[tuple[int, Any]]
+) -> dict[str, Any]:
+    """The numbers of a function that computes each channel.
+
+    Args:
+        image: the images.
+        channels: their number.
+        rows: the images, the rows and the columns of the result, and their steps in the images.
+        taps: the sizes of the two axes of windows, and their steps.
+    """
+    ((n, x_image), (high, x_row), (wide, x_pixel)), ((tap0, x_tap0), (tap1, x_tap1)) = rows, taps
     pixel = channels * F32.itemsize
-    return {
-        "rows": images * high, "row1": high, "count": wide, "channels": channels, "tap0": kernel[0], "tap1": kernel[1],
-        "x_row0": image.image, "x_row1": image.row * down, "x_pixel": image.pixel * across,
-        "x_tap0": image.row * dilated, "x_tap1": image.pixel * spread, "y_row": wide * pixel, "y_pixel": pixel,
-    }  # fmt: skip
+    inside = {"top": 0, "stride0": 0, "size0": tap0, "left": 0, "stride1": 0, "size1": tap1, "first": 0, "last": wide}
+    return inside | {
+        "rows": n * high, "row1": high, "count": wide, "channels": channels, "tap0": tap0, "tap1": tap1,
+        "x_row0": x_image, "x_row1": x_row, "x_pixel": x_pixel, "x_tap0": x_tap0, "x_tap1": x_tap1,
+        "y_row": wide * pixel, "y_pixel": pixel,
+    } | dict(image.beyond)  # fmt: skip
 
 
 def _cells(at: Windows) -> np.ndarray:
@@ -340,13 +399,14 @@ def _convolve(
     finiteness = FINITE if worst(image.value, w, b) == FINITE else NAN
     steps = [(image.row * d, image.pixel * e) for d, e in (strides, dilations)]
     filters = [(k, s, f) for (k, f), s in zip(taps, steps[1], strict=True)]
+    inner = (depth[0], image.channel, depth[1])
+    if image.channel != F32.itemsize:
+        *filters, inner = inner, *filters
     rows = [(shape[0], image.image), *zip(twice(counts, 1), steps[0], strict=True)]
     if depth[0] == columns[0] == 1:
         return _depthwise(site, image, w, b, y, rows, filters, finiteness)
     parts = [BatchAxis(group, depth[0] * F32.itemsize, w.shape[0] // group * w.strides[0], ())]
-    product = FloatProduct(
-        shape, image.value, w, rows, (0, *range(2, len(shape))), (depth[0], F32.itemsize, depth[1]), columns, 1, filters, parts
-    )
+    product = FloatProduct(shape, image.value, w, rows, (0, *range(2, len(shape))), inner, columns, 1, filters, parts)
     y, count = FloatProductStep(site, product).emit(y, b, site.followers, 0, finiteness)
     site.absorb(count)
     return y
@@ -371,15 +431,8 @@ def _depthwise(
     filters = _innermost(site, replace(each, key=w.key))
     bias = b if b is not None else site.shared_constant(("no bias", channels), lambda: np.zeros(channels, F32))
     site.require(bias.strides == (F32.itemsize,), "the bias is not dense")
-    (n, x_image), (high, x_row), (wide, x_pixel) = rows
-    (tap0, x_tap0, _), (tap1, x_tap1, _) = taps
-    pixel = channels * F32.itemsize
-    sizes = {
-        "rows": n * high, "row1": high, "count": wide, "channels": channels, "tap0": tap0, "tap1": tap1,
-        "x_row0": x_image, "x_row1": x_row, "x_pixel": x_pixel, "x_tap0": x_tap0, "x_tap1": x_tap1,
-        "y_row": wide * pixel, "y_pixel": pixel,
-    }  # fmt: skip
+    sizes, cells = _each_channel(image, channels, rows, [t[:2] for t in taps]), math.prod(t[0] for t in taps)
     y.finiteness = finiteness
     values = {"x": image.value, "w": filters, "bias": bias, "y": y}
-    emit_product(site, depthwise(), sizes, values, ("y",), y.size * tap0 * tap1, "depthwise")
+    emit_product(site, depthwise(), sizes, values, ("y",), y.size * cells, "depthwise")
     return y

@@ -13,10 +13,10 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, available, level
 from ..elementwise.machine_code import AXES, FIELDS
-from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, W_STEPS, FloatsKind, floats, packing
+from ..gemm.floats import BLOCK, LEAVES, PACKED, ROWS, SHORT, W_STEPS, FloatsKind, floats, packing
 from ..gemm.row_products import COLUMNS, row_products
 from ..gemm.tiles import HEIGHT
-from ..ir.sizes import late
+from ..ir.sizes import is_open, late
 from ..ir.versioned import versioned
 from ..proto.tensor_data import COPIED, release
 from .expressions import ExpressionCall, Leaves, compute, judge, trace
@@ -142,7 +142,7 @@ class FloatProductStep:
         r0, r1, r2 = fewest(product.rows)
         (depth, x_depth, w_depth), (n, w_column) = product.depth, product.columns
         self.tiles = -(-n // LANES)
-        span = late(_span, threads, rows, self.tiles, b0.size, b1.size)
+        span = SPAN if threads == 1 else late(_span, threads, rows, self.tiles, b0.size, b1.size)
         self.sizes = {
             "rows": rows, "row1": r1[0], "row2": r2[0], "x_row0": r0[1], "x_row1": r1[1], "x_row2": r2[1],
             "taps": t0[0] * t1[0], "tap1": t1[0], "w_tap0": t0[2], "w_tap1": t1[2],
@@ -157,6 +157,15 @@ class FloatProductStep:
             "taps": c0 * c1, "tap1": c1, "x_tap0": s0, "x_tap1": s1, "depth": c2, "x_depth": s2,
             "depth_block": BLOCK, "tap_block": late(lambda c: max(1, BLOCK // c), c2),
         }  # fmt: skip
+
+    def _kind(self) -> FloatsKind:
+        """The kind of code: convolutions of few products have their own."""
+        sizes, wide = [self.chain[n] for n in ("taps", "tap1", "depth")], _wide()
+        if self.product.taps and not is_open(sizes) and self.chain["x_depth"] in (0, F32.itemsize):
+            taps, inner, depth = sizes
+            if taps * depth <= SHORT:
+                return FloatsKind(wide, (taps // inner, inner), depth)
+        return FloatsKind(wide)
 
     def weights(self) -> Value:
         """W in tiles: made once for a constant, otherwise in every run."""
@@ -232,13 +241,14 @@ class FloatProductStep:
         site.require(steps is not None and steps[3] == F32.itemsize, "the rows of the result are not evenly spaced")
         assert steps is not None
         y.finiteness = finiteness
-        after = _After.of(site, self.product, y, calls)
+        relu = int(bool(calls) and calls[0].name == "Relu")
+        after = _After.of(site, self.product, y, calls[relu:])
         values = {"x": self.product.x, "w": self.weights() if weights is None else weights, "bias": self.bias(bias), "y": y}
-        sizes = {**self.sizes, **self.chain, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2]}
+        sizes = {**self.sizes, **self.chain, "pitch": steps[0], "y_batch0": steps[1], "y_batch1": steps[2], "relu": relu}
         units = late(lambda b, r, h, g: b * -(-r // h) * g, *(sizes[n] for n in ("batches", "rows", "height", "groups")))
-        function, work = floats(FloatsKind(_wide())), self.product.work
+        function, work, name = floats(self._kind()), self.product.work, "product" + "+relu" * relu
         if after is None:
-            emit_product(site, function, sizes, values, ("y",), work, "product", units)
+            emit_product(site, function, sizes, values, ("y",), work, name, units)
         else:
             sizes |= {"after": after.function.address, "leaves": len(after.frame.values)}
             values |= {"frame": after.frame.frame} | {f"leaf {i}": v for i, v in enumerate(after.reads)}
@@ -249,13 +259,13 @@ class FloatProductStep:
                 values,
                 ("y",),
                 work,
-                f"product+{after.label}",
+                f"{name}+{after.label}",
                 units,
                 (after.frame,),
                 (after.function.call,),
             )
             y = after.y
-        count = 0 if after is None else after.count
+        count = relu + (0 if after is None else after.count)
         if count < needed:
             y, count = _followed(site, y, calls[count:needed]), needed
         return y, count
@@ -333,7 +343,7 @@ def _height(rows: int) -> int:
 def _span(threads: int, rows: int, tiles: int, *batches: int) -> int:
     """The tiles of a unit: a wide one costs less, but there must be some units for each thread."""
     units = tiles * math.prod(batches) * -(-rows // HEIGHT) // (4 * threads)
-    return SPAN if threads == 1 else max(SPAN // 4, min(SPAN, units))
+    return max(SPAN // 4, min(SPAN, units))
 
 
 MOST_COLUMNS = 1 << 18

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,30 +45,27 @@ class GateCalls:
         site.require(all(same), "a result is elsewhere")
 
 
-def repeated(site: Site, count: int, emit: Callable[[int], None]) -> None:
-    """Emit the steps of each turn, as one step: only addresses differ from turn to turn, by equal distances.
+def repeated(site: Site, count: Any, moves: Mapping[int, Any], emit: Callable[[], None]) -> None:
+    """Emit the steps of each turn, as one step: only addresses differ from turn to turn.
 
     Args:
         site: the place.
         count: the turns.
-        emit: emits the steps of a turn.
+        moves: the bytes from a turn to the next of the values in some buffers, by the id of the buffer.
+        emit: emits the steps of the first turn.
     """
     mark = len(site.steps)
-    turns = []
-    for turn in range(min(count, 2)):
-        emit(turn)
-        if count == 1:
-            return
-        turns.append(site.steps[mark:])
-        del site.steps[mark:]
-    used = [[[id(v.buffer) for v in (*s.reads, *s.writes)] for s in turn] for turn in turns]
-    site.require(used[0] == used[1], "a turn has values of its own")
-    parts = [[s.bind for s in turn if isinstance(s.bind, FrameStep)] for turn in turns]
-    site.require(list(map(len, parts)) == list(map(len, turns)), "a step is not machine code")
-    bind = RepeatedStep(count, parts)
-    reads = {id(v): v for s in turns[0] for v in s.reads}
-    writes = {id(v): v for s in turns[0] for v in s.writes}
-    site.emit(bind, reads=[*reads.values()], writes=[*writes.values()], kernel="machine.steps", keeps=turns)
+    emit()
+    if count < 2:
+        return
+    turn = site.steps[mark:]
+    del site.steps[mark:]
+    first = [s.bind for s in turn if isinstance(s.bind, FrameStep)]
+    site.require(len(first) == len(turn) and not any(p.inner for p in first), "a step is not machine code")
+    bind = RepeatedStep(count, [first, [p.moved_by(moves) for p in first]])
+    reads = {id(v): v for s in turn for v in s.reads}
+    writes = {id(v): v for s in turn for v in s.writes}
+    site.emit(bind, reads=[*reads.values()], writes=[*writes.values()], kernel="machine.steps", keeps=turn)
 
 
 class RepeatedStep:
@@ -81,23 +79,24 @@ class RepeatedStep:
         self._count, self.parts = count, parts
         self._function = repeat().compiled()
         self._table: np.ndarray | None = None
-        self._grown = np.empty(0, np.intp)
+        self._grown = b""
 
     def __call__(self) -> Bound:
-        for turn in self.parts:
-            for part in turn:
+        for part in (*self.parts[0], *self.parts[1]):
+            if part.moved or not part.is_written:
                 part()
         first, second = (np.concatenate([p.frames[1] for p in turn]) for turn in self.parts)
-        grown = np.flatnonzero(first != second)
-        if self._table is None or not np.array_equal(grown, self._grown):
+        growth = second - first
+        (grown,) = growth.nonzero()
+        if self._table is None or grown.tobytes() != self._grown:
             calls = [RepeatedCall(a.function.address, a.frames[1], b.frames[1]) for a, b in zip(*self.parts, strict=True)]
             self._table, self._growth = table_of(calls)
-            self._grown, self._contents = grown, self._table[-first.size :]
+            self._grown, self._contents = grown.tobytes(), self._table[-first.size :]
             numbers = {"count": 0, "calls": len(calls), "entry": 8 * (self._table.size - 2 * first.size) // len(calls)}
             self._frame = np.array([[0, 1, 0, 1, *(numbers[n] for n in TURNS.numbers), self._table.ctypes.data]] * 2, np.int64)
-            self._address = FrameAddress(self._frame)
-        self._contents[:], self._table[self._growth] = first, (second - first)[grown]
-        self._frame[:, FIELDS + TURNS.numbers.index("count")] = now(self._count)
+            self._turns, self._address = self._frame[:, FIELDS + TURNS.numbers.index("count")], FrameAddress(self._frame)
+        self._contents[:], self._table[self._growth] = first, growth[grown]
+        self._turns[:] = now(self._count)
         return [(self._function.call, (self._address,))]
 
 
@@ -156,13 +155,10 @@ class CodeLayer(RecurrentLayer):
             begin = [self.state_at(direction, t + 1 if turned else 0), *cell]
             for state, given in zip(begin, self.states, strict=True):
                 self._set(state, None if given is None else _part(given, direction))
-            one = CodeStep(self, direction, z, cell)
-
-            def emit(turn: int, one: CodeStep = one, turned: bool = turned) -> None:
-                one.move(t - 1 - turn if turned else turn, turned)
-                gates(one)
-
-            repeated(site, t, emit)
+            one, forward = CodeStep(self, direction, z, cell), -1 if turned else 1
+            one.move(t - 1 if turned else 0, turned)
+            moves = {id(v.buffer): forward * v.strides[axis] for v, axis in ((self.slots, 1), (z, 0))}
+            repeated(site, t, moves, partial(gates, one))
             final = [self.state_at(direction, 1 if turned else t), *cell]
             for state, target, used in zip(final, last, outputs[1:], strict=True):
                 if used:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from ..elementwise.builder import LANES
 from ..elementwise.compile import Compiled, NotCompiled, compiled, kept, level, waits
 from ..elementwise.expression import Term, order
-from ..elementwise.machine_code import STRIP, MachineCode, emit, grows
+from ..elementwise.machine_code import STRIP, emit, grows
 from ..elementwise.primitives import NotEmitted
 from ..ir.sizes import late, now
 from . import onednn
@@ -146,7 +146,6 @@ class FrameStep:
     ) -> None:
         self.function, self.threads, self.numbers, self.values = function, threads, numbers, values
         self.scratch, self.lengths, self.inner = scratch, lengths, inner
-        self._varies = any(type(n) is not int for n in (threads, *numbers, *lengths))
         self.start = 3 + len(numbers)
         row = [*map(now, numbers), *[0] * (len(values) + len(lengths))]
         self.frames = np.array([[0, *regions(now(threads)), *row], [0, 1, 0, *row]], np.int64)
@@ -159,6 +158,15 @@ class FrameStep:
         memory[...] = self.frames
         self.frames, self._address = memory, FrameAddress(memory)
 
+    def moved_by(self, moves: Mapping[int, Any]) -> FrameStep:
+        """The same step, with the values in some buffers so many bytes further.
+
+        Args:
+            moves: the bytes, by the id of the buffer.
+        """
+        values = [replace(v, offset=v.offset + moves[id(v.buffer)]) if id(v.buffer) in moves else v for v in self.values]
+        return FrameStep(self.function, self.threads, self.numbers, values, self.scratch, self.lengths, self.inner)
+
     def __call__(self) -> Bound:
         if not self.is_written:
             self._write()
@@ -167,15 +175,15 @@ class FrameStep:
         return [(self.function.call, (self._address,))]
 
     def _write(self) -> None:
-        frames, scratch = self.frames, self.scratch
         for one in self.inner:
             one.write()
-        if self._varies:
-            frames[0, 1:3] = regions(now(self.threads))
-            frames[:, 3 : self.start] = [n if type(n) is int else n.now() for n in self.numbers]
-        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
-        places = accumulate(map(now, self.lengths), initial=base)
-        frames[:, self.start :] = [*(v.address for v in self.values), *places][: frames.shape[1] - self.start]
+        if type(self.threads) is not int:
+            self.frames[0, 1:3] = regions(now(self.threads))
+        row = [*[n if type(n) is int else n.now() for n in self.numbers], *[v.address for v in self.values]]
+        if self.lengths:
+            base = 0 if self.scratch is None or self.scratch.memory is None else address_of(self.scratch.memory)
+            row += [*accumulate(map(now, self.lengths), initial=base)][:-1]
+        self.frames[:, 3:] = row
 
 
 def regions(threads: int) -> tuple[int, int]:
@@ -315,37 +323,43 @@ def machine_code(
     if found is None:
         try:
             function = None if key in _ASKED else kept(key, "k")
+            if function is not None:
+                kept_code = _KNOWN[key] = _noted(function)
+                return kept_code
             waited = site.options.deterministic or waits() or (site.is_open and not site.trains)
-            if function is None:
-                _ASKED[key] += now(work)
-                if not waited and now(work) < WORTH and _ASKED[key] < TOGETHER:
-                    return None
+            _ASKED[key] += now(work)
+            if not waited and now(work) < WORTH and _ASKED[key] < TOGETHER:
+                return None
             code = emit("k", results, dict(enumerate(classes)), axes, across)
         except (NotEmitted, NotCompiled) as reason:
             _KNOWN[key] = str(reason)
             return None
         terms = {id(t): i for i, t in enumerate(order(results))}
-        inputs = tuple(t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs)
-        if function is not None:
-            found = _KNOWN[key] = (function, inputs, code.scratch)
-        elif waited:
-            found = _made(key, code, inputs)
-        else:
-            site.wanted[key] = partial(_made, key, code, inputs)
+        inputs = [t.extra if t.op == "input" else ~terms[id(t)] for t in code.inputs]
+        make = partial(_made, key, code.text, f"{' '.join(map(str, inputs))}\n{' '.join(t.str for t in code.scratch)}")
+        if not waited:
+            site.wanted[key] = make
             return None
+        found = make()
     return None if isinstance(found, str) else found
 
 
-def _made(key: str, code: MachineCode, inputs: tuple[int, ...]) -> Code | str:
+def _made(key: str, text: str, notes: str) -> Code | str:
     """Compile machine code; what is known of it from now on."""
     found: Code | str = "it cannot be made"
     try:
-        found = (compiled(key, "k", lambda: code.text), inputs, code.scratch)
+        found = _noted(compiled(key, "k", lambda: text, notes=notes))
     except (NotEmitted, NotCompiled) as reason:
         found = str(reason)
     finally:
         _KNOWN[key] = found
     return found
+
+
+def _noted(function: Compiled) -> Code:
+    """A function with its inputs and its rows of scratch, which its notes list."""
+    inputs, scratch = function.notes.split("\n")
+    return function, tuple(map(int, inputs.split())), tuple(map(np.dtype, scratch.split()))
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ VECTOR = 8
 GIVEN = dnn.USE_SCALE | dnn.USE_SHIFT | dnn.USE_GLOBAL_STATS
 
 
-@dataclass(frozen=True)
-class RowBlocks:
+class RowBlocks(NamedTuple):
     """How the rows of matrices are divided.
 
     Attributes:
@@ -49,7 +48,7 @@ class RowBlocks:
         channels: its columns.
         lanes: the adjacent rows that are joined.
         height: the joined rows of a block.
-        count: the blocks of a matrix.
+        blocks: their number in a matrix.
         rest: the rows that remain, which are a block of their own.
     """
 
@@ -58,7 +57,7 @@ class RowBlocks:
     channels: int
     lanes: int
     height: int
-    count: int
+    blocks: int
     rest: int
 
     @classmethod
@@ -77,12 +76,12 @@ class RowBlocks:
     @property
     def parts(self) -> int:
         """The numbers that are computed for a column of a matrix."""
-        return self.lanes * self.count + bool(self.rest)
+        return self.lanes * self.blocks + bool(self.rest)
 
     @property
     def weights(self) -> np.ndarray:
         """The part of the rows from which each of them is computed."""
-        shares = [self.height / self.rows] * (self.lanes * self.count) + [self.rest / self.rows] * bool(self.rest)
+        shares = [self.height / self.rows] * (self.lanes * self.blocks) + [self.rest / self.rows] * bool(self.rest)
         return np.array(shares)
 
     def kinds(self) -> Iterator[tuple[int, MemoryDesc, MemoryDesc, list[tuple[int, int, int]]]]:
@@ -95,8 +94,8 @@ class RowBlocks:
         size = self.channels * F32.itemsize
         full = self.lanes * self.height
         for lanes, height, places in (
-            (self.lanes, self.height, range(self.count)),
-            (1, self.rest, range(self.count, self.count + bool(self.rest))),
+            (self.lanes, self.height, range(self.blocks)),
+            (1, self.rest, range(self.blocks, self.blocks + bool(self.rest))),
         ):
             wide = lanes * self.channels
             begins = [

@@ -158,6 +158,7 @@ def gather(site: Site, x: Value, indices: Value) -> Value:
     y = site.new(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype, finiteness=x.finiteness)
     places = _constant_places(site, indices, size)
     source = x.buffer.source if isinstance(x.buffer, LazyBuffer) and axis == 0 and x.contiguous and y.contiguous else None
+    nbytes = y.nbytes
 
     def bind() -> Bound:
         calls: list[Any] = []
@@ -172,7 +173,7 @@ def gather(site: Site, x: Value, indices: Value) -> Value:
         i = indices.array
         if places is not None:
             return [*calls, (take, (places, axis, out, "clip"))]
-        if now(y.nbytes) <= RAISE_BYTES:
+        if now(nbytes) <= RAISE_BYTES:
             return [*calls, (_taken, (take, i, axis, out))]
         return [*calls, (_taken_checked, (take, i, i.view(f"u{i.dtype.itemsize}"), now(size), axis, out))]
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..ir.windows import Windows
 from . import onednn as dnn
-from .convolution import ends
+from .convolution import average_algorithm, ends, pool_windows
 from .float_products import require_any_bits
 from .lowering import channels_last, dense_desc, emit, require_gradient, require_plain, threads_for
 from .onednn import Primitive, backward
-from .pooling import average_algorithm, pool_windows, require_no_nan
+from .pooling import require_no_nan
 from .table import Site, gradient, training
 from .values import FINITE, Value, last_order
 

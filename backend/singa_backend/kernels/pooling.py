@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir.windows import Windows, windows
+from ..ir.windows import Windows
 from . import onednn as dnn
-from .convolution import ends, geometry
+from .convolution import average_algorithm, ends, pool_windows
 from .elementwise import FLOATS, nan_of_infinite
 from .lowering import channels_last, dense_desc, emit, require_plain, threads_for
 from .reductions import divided, reduced
@@ -20,21 +19,6 @@ LONG = 1 << 12
 """The cells of a window from which oneDNN, which adds them one after the other, does not compute their sum."""
 
 MAXIMA = (np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8))
-
-
-def pool_windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
-    """The windows of a pooling; declines unless each contains a cell that is not padding."""
-    a = site.attributes
-    site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
-    pads, auto = a.get("pads"), a.get("auto_pad", "NOTSET")
-    at = geometry(
-        site, windows, x.shape[2:], kernel_shape, a.get("strides"), pads, a.get("dilations"), auto, a.get("ceil_mode", 0),
-        partial=True,
-    )  # fmt: skip
-    for size, k, s, d, begin, count in zip(at.sizes, at.kernel, at.strides, at.dilations, at.begins, at.counts, strict=True):
-        inside = begin <= (k - 1) * d and (count - 1) * s - begin < size and (d <= size or k == 1)
-        site.require(inside, "a window may contain only padding")
-    return at
 
 
 def _pool(site: Site, x: Value, at: Windows, algorithm: str, finiteness: int) -> Value:
@@ -91,15 +75,6 @@ def average_pool_sums(site: Site, x: Value) -> Value:
         shape += [count, k]
         strides += [k * stride, stride]
     return reduced(site, x.view(shape, strides), tuple(range(3, len(shape), 2)), False, np.add, nan_of_infinite, divided)
-
-
-def average_algorithm(site: Site, at: Windows) -> str:
-    """OneDNN's average for the attributes of an AveragePool."""
-    if not site.attributes.get("count_include_pad", 0) or not (any(at.begins) or any(at.ends)):
-        return "avg_exclude_padding"
-    inside = all(need <= end for need, end in zip(ends(at), at.ends, strict=True))
-    site.require(inside, "a window extends beyond padding that counts")
-    return "avg_include_padding"
 
 
 def _sum_of(x: Value) -> int:

@@ -51,7 +51,7 @@ def generated(site: Site, *inputs: Value | None) -> Value | tuple[Value | None, 
 
 def reduces(domain: str, name: str) -> bool:
     """Whether the definition of an operator reduces axes, for machine code."""
-    return any(k.body is generated for k in table.get((domain, name), ()))
+    return table.lists((domain, name), __name__)
 
 
 for _name in OPERATORS:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from ..dtypes import STRING
-from .table import Invalid
-from .values import OpaqueValue
+from .table import Invalid, Site, kernel
+from .values import OpaqueValue, Value
+from .views import ints
 
 
 class Texts(OpaqueValue):
@@ -63,3 +65,36 @@ def texts_of(x: OpaqueValue, shape: tuple[int, ...] | None = None) -> list[str]:
         raise Invalid("an array of strings has another shape")
     found: list[str] = x.items if isinstance(x, Texts) else x.value.reshape(-1).tolist()
     return found
+
+
+def _reshaped(site: Site, x: OpaqueValue, shape: tuple[int, ...]) -> OpaqueValue:
+    """Emit the step that reshapes strings, to a shape with at most one -1."""
+    site.require(is_texts(x), "the input is not an array of strings")
+    y, count = Texts(), len(texts_of(x))
+    known = math.prod(d for d in shape if d >= 0)
+    site.require(shape.count(-1) <= 1 and known and not count % known, "the sizes do not fit")
+    site.require(-1 in shape or known == count, "the sizes do not fit")
+    site.emit(lambda: [(_reshape, (x, y, shape, known))], reads=(), writes=(), kernel="numpy.reshape", keeps=(x, y))
+    return y
+
+
+def _reshape(x: OpaqueValue, y: Texts, shape: tuple[int, ...], known: int) -> None:
+    texts = texts_of(x)
+    count, left = divmod(len(texts), known)
+    if left or (count != 1 and -1 not in shape):
+        raise Invalid("an array of strings has another size")
+    y.set(texts, tuple([count if d < 0 else d for d in shape]))
+
+
+@kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, on="numpy", takes="opaque")
+def reshape(site: Site, x: Any, shape: Any) -> OpaqueValue:
+    site.require(isinstance(x, OpaqueValue) and isinstance(shape, Value), "not strings")
+    sizes = ints(site, shape, "the shape")
+    site.require(min(sizes, default=1) >= -1 and 0 not in sizes, "a size is copied, or 0")
+    return _reshaped(site, x, sizes)
+
+
+@kernel("Flatten", 9, 11, 13, 21, 23, 24, 25, on="numpy", takes="opaque")
+def flatten(site: Site, x: Any) -> OpaqueValue:
+    site.require(is_texts(x) and site.attributes["axis"] == 1 and len(shape_of(x)) > 1, "not strings of several axes")
+    return _reshaped(site, x, (shape_of(x)[0], -1))

@@ -17,7 +17,6 @@ from .categories import Places
 from .strings import Texts, is_texts, shape_of, texts_of
 from .table import Invalid, Site, kernel
 from .values import NAN, Bound, OpaqueValue, Value
-from .views import ints
 
 _FEW = 64
 """The number of words up to which n-grams are counted in Python: a call of NumPy costs as much as ten words."""
@@ -40,39 +39,6 @@ def same_in_python(expression: str) -> bool:
     except re.error:
         return False
     return True
-
-
-def _reshaped(site: Site, x: OpaqueValue, shape: tuple[int, ...]) -> OpaqueValue:
-    """Emit the step that reshapes strings, to a shape with at most one -1."""
-    site.require(is_texts(x), "the input is not an array of strings")
-    y, count = Texts(), len(texts_of(x))
-    known = math.prod(d for d in shape if d >= 0)
-    site.require(shape.count(-1) <= 1 and known and not count % known, "the sizes do not fit")
-    site.require(-1 in shape or known == count, "the sizes do not fit")
-    site.emit(lambda: [(_reshape, (x, y, shape, known))], reads=(), writes=(), kernel="numpy.reshape", keeps=(x, y))
-    return y
-
-
-def _reshape(x: OpaqueValue, y: Texts, shape: tuple[int, ...], known: int) -> None:
-    texts = texts_of(x)
-    count, left = divmod(len(texts), known)
-    if left or (count != 1 and -1 not in shape):
-        raise Invalid("an array of strings has another size")
-    y.set(texts, tuple([count if d < 0 else d for d in shape]))
-
-
-@kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, on="numpy", takes="opaque")
-def reshape(site: Site, x: Any, shape: Any) -> OpaqueValue:
-    site.require(isinstance(x, OpaqueValue) and isinstance(shape, Value), "not strings")
-    sizes = ints(site, shape, "the shape")
-    site.require(min(sizes, default=1) >= -1 and 0 not in sizes, "a size is copied, or 0")
-    return _reshaped(site, x, sizes)
-
-
-@kernel("Flatten", 9, 11, 13, 21, 23, 24, 25, on="numpy", takes="opaque")
-def flatten(site: Site, x: Any) -> OpaqueValue:
-    site.require(is_texts(x) and site.attributes["axis"] == 1 and len(shape_of(x)) > 1, "not strings of several axes")
-    return _reshaped(site, x, (shape_of(x)[0], -1))
 
 
 @kernel("StringNormalizer", 10, on="numpy", takes="opaque")

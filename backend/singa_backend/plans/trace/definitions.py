@@ -63,7 +63,7 @@ class DefinitionStep:
 
     def bind(self) -> Bound:
         """The call of a run."""
-        state, call, bodies, placed = self.state, self.call, self.bodies, self.placed()
+        state, call, bodies = self.state, self.call, self.bodies
         node = model_node(call)
         sources = [e.array if isinstance(e, Value) else e for e in self.inputs]
         targets = [t.array if isinstance(t, Value) else t for t in self.outputs]
@@ -71,6 +71,7 @@ class DefinitionStep:
         captured = [(node.captures[inner].slot, e) for inner, e in self.captured]
         cells = [(slot, e) for slot, e in captured if isinstance(e, OpaqueValue)]
         frame = {slot: e.array if isinstance(e, Value) else None for slot, e in captured}
+        placed = [a for a in (*sources, *frame.values()) if isinstance(a, np.ndarray)]
 
         def run() -> None:
             values = sources if is_fixed else [s.value if isinstance(s, OpaqueValue) else s for s in sources]
