@@ -13,6 +13,8 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tests.onednn_sweep.cases import Draw
 
+from singa_backend.comparison.tolerances import narrowest
+
 Dim = int | tuple[int, ...] | str
 
 REQUESTS = 8
@@ -59,7 +61,7 @@ def mapped(compute: Callable[..., int], *sizes: Dim) -> Dim:
     if any(isinstance(s, str) for s in sizes):
         return "data " + ",".join(map(str, sizes))
     if all(isinstance(s, int) for s in sizes):
-        return compute(*sizes)
+        return max(compute(*sizes), 0)
     turns = ([s] * REQUESTS if isinstance(s, int) else s for s in sizes)
     return tuple(max(compute(*turn), 0) for turn in zip(*turns, strict=True))  # a request for which it is negative is refused
 
@@ -123,10 +125,9 @@ class Model:
         shape: list[Dim] = []
         if self.inputs and kind != "ids" and self.chance(0.6):  # it broadcasts with another one
             other = self.d.one(*self.inputs)
-            pairs = [
-                (1, 1) if self.chance(0.2) else (n, s)
-                for n, s in zip(self.declared[other.name], other.shape, strict=True)
-            ][int(self.d.rng.integers(0, other.rank)) :]
+            pairs = [(1, 1) if self.chance(0.2) else (n, s) for n, s in zip(self.declared[other.name], other.shape, strict=True)][
+                int(self.d.rng.integers(0, other.rank)) :
+            ]
             declared, shape = [n for n, _ in pairs], [s for _, s in pairs]
         else:
             for number, top in tops:
@@ -206,6 +207,17 @@ class Model:
         graph = helper.make_graph(self.nodes, "g", self.infos, results, self.constants)
         opsets = [helper.make_opsetid("", 22), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets[: 2 if "com.microsoft" in self.domains else 1], ir_version=10)
+
+    def narrowest(self, output: str) -> np.dtype[Any] | None:
+        """The narrowest type of the floats from which an output is computed; None without floats."""
+        makers = {name: n for n in self.nodes for name in n.output}
+        names, pending = set[str](), [output]
+        while pending:
+            if (name := pending.pop()) not in names:
+                names.add(name)
+                pending += makers[name].input if name in makers else []
+        kinds = {np.dtype(helper.tensor_dtype_to_np_dtype(v.dtype)) for v in self.values if v.name in names}
+        return narrowest(floats) if (floats := [k for k in kinds if k.kind == "f"]) else None
 
     # --- requests
 

@@ -181,7 +181,12 @@ def reduce(m: Model, x: Drawn) -> None:
     shape = [1 if i in axes else s for i, s in enumerate(x.shape) if keep or i not in axes]
     given = [a - x.rank if m.chance(0.3) else a for a in axes]
     axes_of = (m.ints(*given),) if len(axes) < x.rank or m.chance(0.5) else ()
-    m.keep(m.call(kind, x, *axes_of, keepdims=keep), shape, x.dtype, x.is_exact and (x.dtype not in FLOAT or "M" in kind[6:8] and kind != "ReduceMean"))  # noqa: E501
+    m.keep(
+        m.call(kind, x, *axes_of, keepdims=keep),
+        shape,
+        x.dtype,
+        x.is_exact and (x.dtype not in FLOAT or "M" in kind[6:8] and kind != "ReduceMean"),
+    )  # noqa: E501
 
 
 @step(1, dtypes=ANY)
@@ -205,7 +210,13 @@ def norm(m: Model, x: Drawn) -> None:
             y = m.call("Mul", m.call("Div", x, y), m.weights([last], dtype=x.dtype))
         if x.dtype != m.float:
             return
-    elif kind in ("instance", "batch", "group") and x.rank > 2 and isinstance(x.shape[1], int) and x.dtype == m.float:
+    elif (
+        kind in ("instance", "batch", "group")
+        and x.rank > 2
+        and isinstance(x.shape[1], int)
+        and x.shape[1] > 0
+        and x.dtype == m.float
+    ):
         c = x.shape[1]
         if kind == "group":
             groups = d.one(*(g for g in range(1, c + 1) if c % g == 0))
@@ -253,7 +264,16 @@ def gemm(m: Model, x: Drawn) -> None:
         return
     b = m.d.one(0, 1)
     c = [m.weights(m.d.one([n], [1, n], [1], []))] if m.chance(0.7) else []
-    y = m.call("Gemm", x, m.weights([n, k] if b else [k, n], k), *c, transA=turn, transB=b, alpha=m.d.one(1.0, 0.5), beta=m.d.one(1.0, 2.0))  # noqa: E501
+    y = m.call(
+        "Gemm",
+        x,
+        m.weights([n, k] if b else [k, n], k),
+        *c,
+        transA=turn,
+        transB=b,
+        alpha=m.d.one(1.0, 0.5),
+        beta=m.d.one(1.0, 2.0),
+    )  # noqa: E501
     m.keep(y, [rows, n], x.dtype)
 
 
@@ -270,7 +290,12 @@ def self_product(m: Model, x: Drawn) -> None:
     if m.chance(0.7):
         y = m.call("Mul", y, m.constant(0.3, x.dtype))
     if m.chance(0.3):
-        y = m.call("Where", m.call("Cast", m.call("Trilu", m.call("ConstantOfShape", m.call("Shape", y), value=_one(F32)), upper=0), to=BOOL), y, m.constant(-1e4, x.dtype))  # noqa: E501
+        y = m.call(
+            "Where",
+            m.call("Cast", m.call("Trilu", m.call("ConstantOfShape", m.call("Shape", y), value=_one(F32)), upper=0), to=BOOL),
+            y,
+            m.constant(-1e4, x.dtype),
+        )  # noqa: E501
     if m.chance(0.7):
         y = m.call("Softmax", y, axis=-1)
         if m.chance(0.7):
@@ -320,7 +345,15 @@ def attention(m: Model, x: Drawn) -> None:
     if isinstance(d, int) and d % 2 == 0 and x.dtype == m.float == F32:
         kind = m.d.one("Attention", "MultiHeadAttention")
         if kind == "Attention":
-            y = m.call(kind, x, m.weights([d, 3 * d], d), m.weights([3 * d]), domain="com.microsoft", num_heads=2, unidirectional=m.d.one(0, 1))  # noqa: E501
+            y = m.call(
+                kind,
+                x,
+                m.weights([d, 3 * d], d),
+                m.weights([3 * d]),
+                domain="com.microsoft",
+                num_heads=2,
+                unidirectional=m.d.one(0, 1),
+            )  # noqa: E501
         else:
             y = m.call(kind, *[m.call("MatMul", x, m.weights([d, d], d)) for _ in range(3)], domain="com.microsoft", num_heads=2)
         m.keep(y, x.shape, x.dtype)
@@ -361,7 +394,17 @@ def quantized_product(m: Model, x: Drawn) -> None:
     else:
         blocks = -(-k // 16)
         packed = m.constant(rng.integers(0, 256, (n, blocks, 8)), U8)
-        y = m.call("MatMulNBits", x, packed, m.constant(rng.random(n * blocks) * 0.1, F32), domain="com.microsoft", K=k, N=n, bits=4, block_size=16)  # noqa: E501
+        y = m.call(
+            "MatMulNBits",
+            x,
+            packed,
+            m.constant(rng.random(n * blocks) * 0.1, F32),
+            domain="com.microsoft",
+            K=k,
+            N=n,
+            bits=4,
+            block_size=16,
+        )  # noqa: E501
         m.keep(y, [*x.shape[:-1], n], F32)
 
 
@@ -376,7 +419,9 @@ def window(m: Model, x: Drawn, kernel: list[int], pool: bool = False) -> tuple[d
     spans = [(k - 1) * e + 1 for k, e in zip(kernel, dilations, strict=True)]
     auto = d.one("", "", "", "", "SAME_UPPER", "SAME_LOWER", "VALID")
     if auto.startswith("SAME"):
-        return made | {"auto_pad": auto}, [mapped(lambda n, t=t: -(-n // t), s) for s, t in zip(x.shape[2:], strides, strict=True)]
+        return made | {"auto_pad": auto}, [
+            mapped(lambda n, t=t: -(-n // t), s) for s, t in zip(x.shape[2:], strides, strict=True)
+        ]
     pads = [0] * 2 * rank if auto else [int(d.rng.integers(0, kernel[i % rank])) for i in range(2 * rank)]
     if not auto and m.chance(0.4):
         pads = [k // 2 for k in kernel] * 2
@@ -400,7 +445,7 @@ def _ceiled(n: int, begin: int, both: int, span: int, stride: int) -> int:
 @step(9, rank=(3, 4))
 def convolution(m: Model, x: Drawn) -> None:
     c, d = x.shape[1], m.d
-    if not isinstance(c, int) or x.dtype != m.float:
+    if not isinstance(c, int) or c < 1 or x.dtype != m.float:
         return
     groups = d.one(1, 1, 1, c, *(g for g in (2, 3, 4) if c % g == 0))
     outputs = groups * d.one(1, 1, 2, 3, 4 if groups < 4 else 1) if groups > 1 else d.one(1, 3, 8, 16, 5)
@@ -419,7 +464,7 @@ def convolution(m: Model, x: Drawn) -> None:
 @step(2, rank=(3, 4))
 def transposed_convolution(m: Model, x: Drawn) -> None:
     c, d, rank = x.shape[1], m.d, x.rank - 2
-    if not isinstance(c, int) or x.dtype != m.float:
+    if not isinstance(c, int) or c < 1 or x.dtype != m.float:
         return
     groups, n = d.one(1, 1, c), d.one(1, 2, 3)
     kernel, strides = d.each(rank, 2, 3, 4), d.each(rank, 1, 2, 3)
@@ -459,7 +504,10 @@ def resize(m: Model, x: Drawn) -> None:
     coordinates = d.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
     if mode == "nearest":
-        attributes |= {"nearest_mode": d.one("floor", "round_prefer_floor", "ceil"), "coordinate_transformation_mode": "asymmetric"}
+        attributes |= {
+            "nearest_mode": d.one("floor", "round_prefer_floor", "ceil"),
+            "coordinate_transformation_mode": "asymmetric",
+        }
     if m.chance(0.5):
         by = [d.one(1.0, 2.0, 2.0, 3.0, 0.5, 1.5) for _ in range(rank)]
         y = m.call("Resize", x, "", m.constant([1, 1, *by], F32), **attributes)
@@ -482,7 +530,7 @@ def resize(m: Model, x: Drawn) -> None:
 @step(2, rank=(3, 4))
 def quantized_convolution(m: Model, x: Drawn) -> None:
     c, d = x.shape[1], m.d
-    if not (isinstance(c, int) and x.is_exact and x.dtype == F32 == m.float):
+    if not (isinstance(c, int) and c > 0 and x.is_exact and x.dtype == F32 == m.float):
         return
     groups = d.one(1, 1, c)
     outputs, kernel = groups * d.one(1, 2, 4), d.each(x.rank - 2, 1, 3, 2)

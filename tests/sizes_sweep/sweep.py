@@ -153,7 +153,7 @@ class Case:
         self.guard, self.passed = GUARDS[seed % 3], seed % 5 == 1
         self.counts: Counter[str] = Counter()
         operators = frozenset(qualified(n.domain, n.op_type) for n in self.model.graph.node)
-        self.tolerance = Tolerance(operators=operators)
+        self.tolerances = [Tolerance(operators=operators, dtype=drawing.narrowest(o.name)) for o in self.model.graph.output]
 
     def prepared(self, **options: Any) -> Any:
         return SingaBackend.prepare(self.model, **(options or self.options))
@@ -183,7 +183,11 @@ class Case:
                     if self.options["deterministic"]:
                         return f"{self._shapes(i)}: other bits than in a session of its own"
                     self.counts["requests with other bits in a session of their own, not deterministic"] += 1
-            same = (np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for f, g in zip(feeds, self.feeds, strict=True) for a, b in zip(f, g, strict=True))  # noqa: E501
+            same = (
+                np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+                for f, g in zip(feeds, self.feeds, strict=True)
+                for a, b in zip(f, g, strict=True)
+            )  # noqa: E501
             return "" if all(same) else "an input has changed"
 
     def _compared(self, i: int, found: Any, expected: Any, rep: Any) -> str:
@@ -200,7 +204,7 @@ class Case:
         if rep._session.reason is not None:
             self.counts[f"of them computed by the definitions: {rep._session.reason}"] += 1
         for n, (a, b) in enumerate(zip(found, expected, strict=True)):
-            apart = difference(a, b, self.tolerance)
+            apart = difference(a, b, self.tolerances[n])
             if not apart.agrees:
                 return f"{self._shapes(i)}: output {n}: {apart}"
         return ""
