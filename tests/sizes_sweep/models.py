@@ -205,7 +205,7 @@ class Model:
         outputs = list({v.name: v for v in outputs}.values())
         results = [helper.make_tensor_value_info(v.name, v.dtype, None) for v in outputs]
         graph = helper.make_graph(self.nodes, "g", self.infos, results, self.constants)
-        opsets = [helper.make_opsetid("", 22), helper.make_opsetid("com.microsoft", 1)]
+        opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets[: 2 if "com.microsoft" in self.domains else 1], ir_version=10)
 
     def narrowest(self, output: str) -> np.dtype[Any] | None:

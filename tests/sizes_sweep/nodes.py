@@ -60,14 +60,14 @@ def added(*sizes: Dim) -> Dim:
 
 UNARY = (
     "Relu", "Sigmoid", "Tanh", "Erf", "Neg", "Abs", "HardSwish", "Softplus", "LeakyRelu", "Elu", "Gelu", "Sin", "Cos", "Atan",
-    "HardSigmoid", "Selu", "Softsign", "Mish", "Celu",
+    "HardSigmoid", "Selu", "Softsign", "Mish",
 )  # fmt: skip
 
 
 @step(6)
 def unary(m: Model, x: Drawn) -> None:
     for _ in range(m.d.one(1, 1, 2, 3)):
-        kind = m.d.one(*UNARY, "Clip", "exp", "sqrt")
+        kind = m.d.one(*UNARY, "Clip", "exp", "sqrt", *["Celu"] * (x.dtype == F32))
         if kind == "exp":
             y = m.call("Exp", m.call("Tanh", x))
         elif kind == "sqrt":
@@ -83,7 +83,8 @@ def unary(m: Model, x: Drawn) -> None:
 def whole(m: Model, x: Drawn) -> None:
     kind = m.d.one("Abs", "Add", "Mul", "cast", "cast", "Max")
     if kind == "cast":
-        return m.keep(m.call("Cast", x, to=m.float), x.shape, m.float, True) and None
+        m.keep(m.call("Cast", x, to=m.float), x.shape, m.float, True)
+        return
     y = m.call("Abs", x) if kind == "Abs" else m.call(kind, x, m.constant(m.d.size(5), x.dtype))
     m.like(x, y)
 
@@ -185,8 +186,8 @@ def reduce(m: Model, x: Drawn) -> None:
         m.call(kind, x, *axes_of, keepdims=keep),
         shape,
         x.dtype,
-        x.is_exact and (x.dtype not in FLOAT or "M" in kind[6:8] and kind != "ReduceMean"),
-    )  # noqa: E501
+        x.is_exact and (x.dtype not in FLOAT or kind in ("ReduceMax", "ReduceMin")),
+    )
 
 
 @step(1, dtypes=ANY)
@@ -201,7 +202,7 @@ def extreme(m: Model, x: Drawn) -> None:
 def norm(m: Model, x: Drawn) -> None:
     d, last = m.d, x.shape[-1]
     kind = d.one("layer", "layer", "rms", "instance", "batch", "group", "lp", "mean")
-    if kind in ("layer", "rms") and isinstance(last, int):
+    if kind in ("layer", "rms") and isinstance(last, int) and x.dtype == m.float:
         if kind == "layer":
             y = m.call("LayerNormalization", x, m.weights([last]), m.weights([last]), axis=-1)
         else:
@@ -273,7 +274,7 @@ def gemm(m: Model, x: Drawn) -> None:
         transB=b,
         alpha=m.d.one(1.0, 0.5),
         beta=m.d.one(1.0, 2.0),
-    )  # noqa: E501
+    )
     m.keep(y, [rows, n], x.dtype)
 
 
@@ -295,7 +296,7 @@ def self_product(m: Model, x: Drawn) -> None:
             m.call("Cast", m.call("Trilu", m.call("ConstantOfShape", m.call("Shape", y), value=_one(F32)), upper=0), to=BOOL),
             y,
             m.constant(-1e4, x.dtype),
-        )  # noqa: E501
+        )
     if m.chance(0.7):
         y = m.call("Softmax", y, axis=-1)
         if m.chance(0.7):
@@ -340,11 +341,14 @@ def heads(m: Model, x: Drawn) -> None:
 
 @step(1, rank=(3, 3))
 def attention(m: Model, x: Drawn) -> None:
-    """onnxruntime's attention."""
+    """Attention as one call, of ONNX or of onnxruntime."""
     d = x.shape[-1]
     if isinstance(d, int) and d % 2 == 0 and x.dtype == m.float == F32:
-        kind = m.d.one("Attention", "MultiHeadAttention")
-        if kind == "Attention":
+        kind = m.d.one("Attention", "MultiHeadAttention", "onnx", "onnx")
+        if kind == "onnx":
+            parts = [m.call("MatMul", x, m.weights([d, d], d)) for _ in range(3)]
+            y = m.call("Attention", *parts, q_num_heads=2, kv_num_heads=2, is_causal=m.d.one(0, 1))
+        elif kind == "Attention":
             y = m.call(
                 kind,
                 x,
@@ -353,10 +357,26 @@ def attention(m: Model, x: Drawn) -> None:
                 domain="com.microsoft",
                 num_heads=2,
                 unidirectional=m.d.one(0, 1),
-            )  # noqa: E501
+            )
         else:
             y = m.call(kind, *[m.call("MatMul", x, m.weights([d, d], d)) for _ in range(3)], domain="com.microsoft", num_heads=2)
         m.keep(y, x.shape, x.dtype)
+
+
+@step(1, rank=(3, 3))
+def with_skip(m: Model, x: Drawn) -> None:
+    other, last = m.alike(x, lambda v: v.shape == x.shape), x.shape[-1]
+    if other is not None and isinstance(last, int) and x.dtype == m.float == F32:
+        kind, further = m.d.one(("SkipLayerNormalization", 1), ("SkipSimplifiedLayerNormalization", 0))
+        weights = [m.weights([last]) for _ in range(1 + further)]
+        m.keep(m.call(kind, x, other, *weights, domain="com.microsoft"), x.shape, F32)
+
+
+@step(1, rank=(3, 3))
+def einsum_of_two(m: Model, x: Drawn) -> None:
+    other = m.alike(x, lambda v: v.rank == 3 and v.shape[0] == x.shape[0] and v.shape[2] == x.shape[2])
+    if other is not None:
+        m.keep(m.call("Einsum", x, other, equation="bsd,btd->bst"), [x.shape[0], x.shape[1], other.shape[1]], x.dtype)
 
 
 @step(1, rank=(2, 3))
@@ -404,7 +424,7 @@ def quantized_product(m: Model, x: Drawn) -> None:
             N=n,
             bits=4,
             block_size=16,
-        )  # noqa: E501
+        )
         m.keep(y, [*x.shape[:-1], n], F32)
 
 
@@ -843,3 +863,22 @@ def branch(m: Model, x: Drawn) -> None:
     }
     m.used.add(name)
     m.keep(m.call("If", c, **bodies), x.shape, x.dtype)
+
+
+@step(1, rank=(2, 4))
+def scanned(m: Model, x: Drawn) -> None:
+    """A Scan along the first axis, whose body has the other sizes, or a Loop that repeats an operation."""
+    kind = {F32: "float", F64: "double", F16: "float16"}[x.dtype]
+    if m.chance(0.5):
+        names = ", ".join("abcd"[: x.rank - 1])
+        body = f"g ({kind}[{names}] s, {kind}[{names}] e) => ({kind}[{names}] t, {kind}[{names}] o) {{"
+        body += " h = Mul(s, s) i = Tanh(h) t = Add(i, e) o = Relu(t) }"
+        first = m.call("Gather", x, m.constant(0, I64), axis=0)
+        last, y = m.call("Scan", first, x, outputs=2, num_scan_inputs=1, body=parser.parse_graph(body))
+        m.keep(last, x.shape[1:], x.dtype)
+    else:
+        body = f"g (int64 i, bool c, {kind}[a, b] s) => (bool d, {kind}[e, f] t) {{ d = Identity(c) h = Tanh(s) t = Add(h, s) }}"
+        body = body.replace("[a, b]", f"[{', '.join('abcd'[: x.rank])}]").replace("[e, f]", "")
+        turns = m.constant(2, I64) if m.chance(0.5) else m.call("Min", m.size_of(x, 0, False), m.constant(3, I64))
+        y = m.call("Loop", turns, m.constant(True, BOOL), x, body=parser.parse_graph(body))
+    m.keep(y, x.shape, x.dtype)

@@ -187,7 +187,7 @@ class Case:
                 np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
                 for f, g in zip(feeds, self.feeds, strict=True)
                 for a, b in zip(f, g, strict=True)
-            )  # noqa: E501
+            )
             return "" if all(same) else "an input has changed"
 
     def _compared(self, i: int, found: Any, expected: Any, rep: Any) -> str:
