@@ -294,6 +294,19 @@ def test_sizes_that_are_cast(to: int, dtype: str) -> None:
     assert planner_of(rep).forms == 1
 
 
+def test_what_follows_a_product_reads_it_if_its_rows_are_assumed_to_be_one() -> None:
+    """A part of an expression that is much smaller than the whole is computed before: not what reads the product."""
+    weights = np.arange(16, dtype=np.float32).reshape(16, 1)
+    net = f"g (float[n, 16] x) => (float[m, 1] y) <float[16, 1] w = {{{', '.join(map(str, range(16)))}}}, float[1] b = {{0.5}}> "
+    rep = rep_of(
+        net + "{ p, q, last = Split<axis = 0, num_outputs = 3>(x) v = MatMul(last, w) y = Add(v, b) }", deterministic=True
+    )
+    for n in (5, 3, 8, 5, 2003):
+        x = np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32)
+        y = x[2 * -(-n // 3) :] @ weights + np.float32(0.5)
+        np.testing.assert_allclose(rep.run([x])[0], y, rtol=1e-5, atol=1e-4)
+
+
 def test_the_limit_of_a_run_counts_tensors_without_open_sizes() -> None:
     rep = rep_of("g (float[n] x, float[200, 200] s) => (float[n] y, float[200, 200] q) { y = Neg(x) q = MatMul(s, s) }")
     s = np.ones((200, 200), np.float32)

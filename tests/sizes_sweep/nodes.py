@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, parser
 
-from .models import Dim, Drawn, Model, broadcast, least, mapped
+from .models import Dim, Drawn, Model, broadcast, greatest, least, mapped
 
 Step = Callable[[Model, Drawn], object]
 
@@ -882,3 +882,27 @@ def scanned(m: Model, x: Drawn) -> None:
         turns = m.constant(2, I64) if m.chance(0.5) else m.call("Min", m.size_of(x, 0, False), m.constant(3, I64))
         y = m.call("Loop", turns, m.constant(True, BOOL), x, body=parser.parse_graph(body))
     m.keep(y, x.shape, x.dtype)
+
+
+# --- models
+
+
+def drawn(seed: int, most: int = 10) -> Model:
+    """A model of 2 to 10 drawn operators, or calls of several nodes."""
+    for turn in range(100):
+        m = Model([seed, turn])
+        d = m.d
+        kinds = [d.one("image", "image", "signal", "rows", "rows", "rows", "matrix", "vector")]
+        kinds += [d.one("image", "rows", "matrix", "vector", "ids") for _ in range(d.one(0, 0, 1, 1, 2))]
+        for kind in kinds:
+            m.input(kind)
+        target, tries = int(d.rng.integers(2, most + 1)), 0
+        while len(m.nodes) < target and tries < 60:
+            tries += 1
+            add, count = d.one(*STEPS), len(m.nodes)
+            for x in (m.values[-1], d.one(*m.values), d.one(*m.values), d.one(*m.values)):
+                if len(m.nodes) == count and max(map(greatest, x.shape), default=1) < 5000:
+                    add(m, x)
+        if len(m.nodes) >= 2 and m.names and any(v not in m.inputs for v in m.values):
+            return m
+    raise ValueError(f"no model has the seed {seed}")

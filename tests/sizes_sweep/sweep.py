@@ -31,7 +31,8 @@ if str(ROOT) not in sys.path:
 
 from tests.onednn_sweep import plans  # noqa: E402
 from tests.onednn_sweep.pages import FILLS, guarded, spread, whole_pages  # noqa: E402
-from tests.sizes_sweep.models import REQUESTS, Model, drawn  # noqa: E402
+from tests.sizes_sweep.models import REQUESTS, Model  # noqa: E402
+from tests.sizes_sweep.nodes import drawn  # noqa: E402
 
 from singa_backend import SingaBackend  # noqa: E402
 from singa_backend.comparison.difference import Tolerance, difference  # noqa: E402
