@@ -197,9 +197,13 @@ class Model:
         others = [v for v in self.values if v.dtype == x.dtype and v is not x and fits(v)]
         return self.d.one(*others) if others else None
 
+    def outputs(self) -> list[Drawn]:
+        """What no node reads."""
+        return [v for v in self.values if v.name not in self.used and v not in self.inputs]
+
     def model(self) -> ModelProto:
         """The model; its outputs are what no node reads, and sometimes another value."""
-        outputs = [v for v in self.values if v.name not in self.used and v not in self.inputs]
+        outputs = self.outputs()
         if self.chance(0.3):
             outputs += [self.d.one(*(v for v in self.values if v not in self.inputs))]
         outputs = list({v.name: v for v in outputs}.values())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper, parser
 
-from .models import Dim, Drawn, Model, broadcast, greatest, least, mapped
+from .models import REQUESTS, Dim, Drawn, Model, broadcast, greatest, least, mapped
 
 Step = Callable[[Model, Drawn], object]
 
@@ -115,13 +116,13 @@ def with_value(m: Model, x: Drawn) -> None:
     assert shape is not None
     pair = (x, other) if m.chance(0.5) else (other, x)
     exact = x.is_exact and other.is_exact
-    if kind == "Where" or (kind == "Less" and exact):
-        mask = m.call("Greater", pair[0], pair[1]) if exact else m.call("Equal", m.call("Shape", x), m.call("Shape", x))
+    if kind in ("Where", "Less"):
         if exact:
+            mask = m.call(m.d.one("Greater", "Less"), *pair)
             m.keep(m.call("Where", mask, x, other), shape, x.dtype, True)
         return
-    if kind in ("Less", "Mean"):
-        kind = "Mean" if x.dtype in FLOAT else "Add"
+    if kind == "Mean" and x.dtype not in FLOAT:
+        kind = "Add"
     m.keep(m.call(kind, *pair), shape, x.dtype, exact and (x.dtype not in FLOAT or kind in ("Max", "Min")))
 
 
@@ -887,6 +888,16 @@ def scanned(m: Model, x: Drawn) -> None:
 # --- models
 
 
+LARGEST = 1 << 18
+"""The most elements of a value in a request."""
+
+
+def largest(x: Drawn) -> int:
+    """The elements of a value in the largest request."""
+    sizes = [[s] * REQUESTS if isinstance(s, int) else [1] * REQUESTS if isinstance(s, str) else s for s in x.shape]
+    return max(map(math.prod, zip(*sizes, strict=True)), default=1)
+
+
 def drawn(seed: int, most: int = 10) -> Model:
     """A model of 2 to 10 drawn operators, or calls of several nodes."""
     for turn in range(100):
@@ -903,6 +914,6 @@ def drawn(seed: int, most: int = 10) -> Model:
             for x in (m.values[-1], d.one(*m.values), d.one(*m.values), d.one(*m.values)):
                 if len(m.nodes) == count and max(map(greatest, x.shape), default=1) < 5000:
                     add(m, x)
-        if len(m.nodes) >= 2 and m.names and any(v not in m.inputs for v in m.values):
+        if len(m.nodes) >= 2 and m.names and m.outputs() and max(map(largest, m.values)) <= LARGEST:
             return m
     raise ValueError(f"no model has the seed {seed}")

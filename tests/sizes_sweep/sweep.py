@@ -5,7 +5,7 @@
 
 A session runs a model in eight sizes, some of which are 0, 1, large, or those of an earlier request, and on inputs that disagree
 about a size.  The values are those of the definitions, within the tolerances of a model, or the error has the same code.  All
-requests run again in another order, and each in a session of its own: equal bits are required, the latter of deterministic
+requests run again in another order, and two in sessions of their own: equal bits are required, the latter of deterministic
 sessions only.  The inputs, constants and arenas end or begin at a page without access, or each place of an arena does; between
 runs they hold garbage.  A child process runs the models: one that dies is a fault of one model.
 """
@@ -35,7 +35,7 @@ from tests.sizes_sweep.models import REQUESTS, Model  # noqa: E402
 from tests.sizes_sweep.nodes import drawn  # noqa: E402
 
 from singa_backend import SingaBackend  # noqa: E402
-from singa_backend.comparison.difference import Tolerance, difference  # noqa: E402
+from singa_backend.comparison.difference import Difference, Tolerance, difference  # noqa: E402
 from singa_backend.comparison.tolerances import qualified  # noqa: E402
 from singa_backend.errors import SonnxError  # noqa: E402
 from singa_backend.io import processes  # noqa: E402
@@ -47,6 +47,12 @@ from singa_backend.plans.trace import place  # noqa: E402
 
 SECONDS = 300.0
 """Seconds after which a model hangs."""
+
+ALONE = 2
+"""The number of requests of a model that run in a session of their own, too."""
+
+NOISE = 64
+"""The error of a result near 0 in steps of 1."""
 
 GUARDS = ("end", "begin", "each")
 """What is guarded: the end of an arena, its begin, or the end of each of its places."""
@@ -177,13 +183,16 @@ class Case:
             for turn, i in enumerate(np.random.default_rng([self.seed, 2]).permutation(len(feeds))):
                 memory.fill(FILLS[turn % len(FILLS)])
                 if not plans.alike(answer(rep, feeds[i]), first[i]):
-                    return f"{self._shapes(i)}: other bits when it is repeated"
+                    if self.options["deterministic"] or not rep._session._planner.dynamic:
+                        return f"{self._shapes(i)}: other bits when it is repeated"
+                    self.counts["repeated requests with other bits, not deterministic, after sizes that data decide"] += 1
             self._count(rep)
-            for i, feed in enumerate(feeds):
-                if not plans.alike(answer(self.prepared(), feed), first[i]):
+            for i in np.random.default_rng([self.seed, 3]).permutation(len(feeds))[:ALONE]:
+                self.counts["requests in a session of their own"] += 1
+                if not plans.alike(answer(self.prepared(), feeds[i]), first[i]):
                     if self.options["deterministic"]:
                         return f"{self._shapes(i)}: other bits than in a session of its own"
-                    self.counts["requests with other bits in a session of their own, not deterministic"] += 1
+                    self.counts["of them with other bits, not deterministic"] += 1
             same = (
                 np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
                 for f, g in zip(feeds, self.feeds, strict=True)
@@ -206,7 +215,7 @@ class Case:
             self.counts[f"of them computed by the definitions: {rep._session.reason}"] += 1
         for n, (a, b) in enumerate(zip(found, expected, strict=True)):
             apart = difference(a, b, self.tolerances[n])
-            if not apart.agrees:
+            if not apart.agrees and not _cancels(apart, self.tolerances[n]):
                 return f"{self._shapes(i)}: output {n}: {apart}"
         return ""
 
@@ -219,6 +228,13 @@ class Case:
 
     def _shapes(self, i: int) -> str:
         return f"request {i} {[x.shape for x in self.feeds[i]]}, {self.guard}, {self.options}"
+
+
+def _cancels(apart: Difference, tolerance: Tolerance) -> bool:
+    """Whether a difference is that of sums of numbers of about 1 that are 0: the tolerance of small results is smaller."""
+    if apart.max_abs is None or tolerance.dtype is None or apart.inf[0] != apart.inf[1] or apart.nan[0] != apart.nan[1]:
+        return False
+    return apart.max_abs <= NOISE * float(np.finfo(tolerance.dtype).eps)
 
 
 def _guarded(x: np.ndarray, memory: SizedMemory) -> np.ndarray:
@@ -267,7 +283,7 @@ def main() -> int:
             if fault:
                 faults += 1
                 print(f"{seed}: {fault}", flush=True)
-            if (seed + 1) % 500 == 0:
+            if (seed + 1) % 250 == 0:
                 print(f"{seed + 1 - options.first} models, {faults} faults, {time.monotonic() - start:.0f} s", flush=True)
     print(f"{options.models} models, {faults} faults, {time.monotonic() - start:.0f} s")
     for name, count in counts.most_common():
