@@ -16,6 +16,7 @@ import argparse
 import os
 import sys
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,13 +31,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.onednn_sweep import plans  # noqa: E402
-from tests.onednn_sweep.pages import FILLS, guarded, spread, whole_pages  # noqa: E402
+from tests.onednn_sweep.pages import FILLS, fill, guarded, spread, whole_pages  # noqa: E402
 from tests.sizes_sweep.models import REQUESTS, Model  # noqa: E402
 from tests.sizes_sweep.nodes import drawn  # noqa: E402
 
 from singa_backend import SingaBackend  # noqa: E402
 from singa_backend.comparison.difference import Difference, Tolerance, difference  # noqa: E402
 from singa_backend.comparison.tolerances import qualified  # noqa: E402
+from singa_backend.comparison.verdict import same_bits  # noqa: E402
 from singa_backend.errors import SonnxError  # noqa: E402
 from singa_backend.io import processes  # noqa: E402
 from singa_backend.io.processes import Child, ChildFailure  # noqa: E402
@@ -53,6 +55,9 @@ ALONE = 2
 
 NOISE = 64
 """The error of a result near 0 in steps of 1."""
+
+SEGMENTS = 4
+"""The arenas of guarded places that are filled with garbage."""
 
 GUARDS = ("end", "begin", "each")
 """What is guarded: the end of an arena, its begin, or the end of each of its places."""
@@ -87,10 +92,19 @@ class SizedMemory(plans.GuardedMemory):
         starts, total = spread(self._sizes)
         ends = zip(starts, self._sizes, strict=True)
         made = [start + whole_pages(n) - -(-n // plans.STEP) * plans.STEP for start, n in ends]
-        self.arenas = self.arenas[-1:]
+        self.arenas = self.arenas[-SEGMENTS:]
         self._spans = [(at, at + n) for at, n in zip(made, self._sizes, strict=True)]
         binder._segment.arena = None
         return made, total
+
+    def fill_plans(self, rep: Any, how: str) -> None:
+        """Fill the arenas of the plans of a session with garbage."""
+        self.fill(how)
+        if self.guard != "each" and rep._session._planner is not None:
+            for plan in rep._session._planner.plans.values():
+                for segment in plan.segments:
+                    if segment.arena is not None:
+                        fill(segment.arena, how, self.rng)
 
 
 @contextmanager
@@ -181,24 +195,19 @@ class Case:
                 if why := self._compared(i, first[i], expected[i], rep):
                     return why
             for turn, i in enumerate(np.random.default_rng([self.seed, 2]).permutation(len(feeds))):
-                memory.fill(FILLS[turn % len(FILLS)])
-                if not plans.alike(answer(rep, feeds[i]), first[i]):
+                memory.fill_plans(rep, FILLS[turn % len(FILLS)])
+                if not same_bits(answer(rep, feeds[i]), first[i]):
                     if self.options["deterministic"] or not rep._session._planner.dynamic:
                         return f"{self._shapes(i)}: other bits when it is repeated"
                     self.counts["repeated requests with other bits, not deterministic, after sizes that data decide"] += 1
             self._count(rep)
             for i in np.random.default_rng([self.seed, 3]).permutation(len(feeds))[:ALONE]:
                 self.counts["requests in a session of their own"] += 1
-                if not plans.alike(answer(self.prepared(), feeds[i]), first[i]):
+                if not same_bits(answer(self.prepared(), feeds[i]), first[i]):
                     if self.options["deterministic"]:
                         return f"{self._shapes(i)}: other bits than in a session of its own"
                     self.counts["of them with other bits, not deterministic"] += 1
-            same = (
-                np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-                for f, g in zip(feeds, self.feeds, strict=True)
-                for a, b in zip(f, g, strict=True)
-            )
-            return "" if all(same) else "an input has changed"
+            return "" if same_bits(feeds, self.feeds) else "an input has changed"
 
     def _compared(self, i: int, found: Any, expected: Any, rep: Any) -> str:
         """How the answer to a request differs from that of the definitions."""
@@ -253,8 +262,6 @@ def serve() -> Callable[[int], tuple[str, Counter[str]]]:
             try:
                 return case.fault(), case.counts
             except Exception as error:
-                import traceback
-
                 return f"{traceback.format_exc(limit=-4)} {error!r:.300}", case.counts
 
     return examine
