@@ -47,20 +47,6 @@ def test_einsum_of_one(equation: str) -> None:
     check(model_of([node("Einsum", ["x"], ["z"], equation=equation)], feeds[0], ["z"]), feeds)
 
 
-@pytest.mark.parametrize(
-    "text", ["1,3 5,3 ak,kd->ad", "5,1 5,3 ak,kd->ad", "3 5,3 ak,dk->ad", "1,3 3,1,3 abk,khd->abhd", "4,1 4,5 da,kd->ak"]
-)
-def test_einsum_of_what_is_repeated(text: str) -> None:
-    """An Expand copies nothing: the steps from a row to the next, or within it, are 0."""
-    shape, repeated, equation = text.split()
-    sizes = [int(d) for d in repeated.split(",")]
-    of = dict(zip(equation.split(",")[0], sizes, strict=True))
-    other = [of.get(c, 7) for c in equation.partition("->")[0].split(",")[1]]
-    feeds = [drawn(s, x=[int(d) for d in shape.split(",")], y=other) for s in (1, 2)]
-    nodes = [node("Expand", ["x", "to"], ["v"]), node("Einsum", ["v", "y"], ["z"], equation=equation)]
-    check(model_of(nodes, feeds[0], ["z"], {"to": np.array(sizes)}), feeds)
-
-
 def test_einsum_with_followers_and_views() -> None:
     feeds = [drawn(s, x=(2, 20, 3, 16), y=(2, 30, 3, 16)) for s in (1, 2)]
     nodes = [
