@@ -44,6 +44,20 @@ def test_reductions(name: str, keep: int) -> None:
         same(found, wanted, 4e-6 if name in ("ReduceSum", "ReduceMean") else 2e-6)
 
 
+@pytest.mark.parametrize("name", ["ReduceSum", "ReduceL1", "ReduceMean", "ReduceMax"])
+def test_reductions_of_what_is_repeated(name: str) -> None:
+    """Each element counts as often as an Expand repeats it, although none is further along the axis."""
+    for shape, to, axes in (
+        ((23,), (3, 23), (0, 1)),
+        ((23,), (3, 23), (0,)),
+        ((7, 1), (7, 30), (0, 1)),
+        ((5, 1, 9), (5, 4, 9), (1, 2)),
+    ):
+        nodes = [node("Expand", ["x", "to"], ["v"]), node(name, ["v", "axes"], ["y"], keepdims=0)]
+        (found,), (wanted,) = planned(nodes, {"x": plain(*shape)}, ["y"], to=np.array(to), axes=np.array(axes))
+        same(found, wanted, 4e-6)
+
+
 @pytest.mark.parametrize("dtype", [D, np.int32, np.int64, np.uint8, np.int8, np.bool_])
 def test_dtypes(dtype: Any) -> None:
     x = (np.arange(7 * 30 * 51) % 11).astype(dtype).reshape(7, 30, 51)

@@ -208,6 +208,23 @@ def test_batches_of_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) ->
     close(y, np.maximum(exact / 2, 0))
 
 
+@pytest.mark.parametrize(
+    "text", ["1,3 5,3 ak,kd->ad", "5,1 5,3 ak,kd->ad", "3 5,3 ak,dk->ad", "1,3 3,1,3 abk,khd->abhd", "4,1 4,5 da,kd->ak"]
+)
+def test_einsum_of_what_is_repeated(text: str) -> None:
+    """An Expand copies nothing: the steps from a row to the next, or within it, are 0."""
+    shape, repeated, equation = text.split()
+    to = np.array([int(d) for d in repeated.split(",")])
+    sizes = dict(zip(equation.split(",")[0], to, strict=True))
+    x = drawn(*map(int, shape.split(",")))
+    w = drawn(*(int(sizes.get(c, 7)) for c in equation.partition("->")[0].split(",")[1]), seed=1)
+    exact = np.einsum(equation, np.broadcast_to(x.astype(float), to), w)
+    body = f'v = Expand(x, to)\n y = Einsum <equation = "{equation}"> (v, w)'
+    made = model(body, f"float[{shape}] x", f"float{list(exact.shape)} y", {"w": w, "to": to})
+    (y,) = by_code(made, [x], deterministic=True, threads=None)
+    close(y, exact)
+
+
 def test_gemm_with_factors_and_every_order() -> None:
     for a, b in (0, 0), (0, 1), (1, 0), (1, 1):
         x, w, c = drawn(*((9, 5) if a else (5, 9))), drawn(*((12, 9) if b else (9, 12)), seed=1), drawn(5, 12, seed=2)

@@ -156,6 +156,18 @@ def test_qlinear_matmul(a: Any, b: Any, types: Any, tie: bool, channels: bool) -
     used_int8(check(model_of(nodes, feeds[0], ["y"], constants), feeds))
 
 
+@pytest.mark.parametrize("shape", [(1, 8, 2), (3, 8, 5)])
+def test_qlinear_matmul_of_a_transposed_matrix(shape: tuple[int, int, int]) -> None:
+    """Of one matrix, too, whose rows are innermost in memory."""
+    feeds = [{"x": drawn(s, U8, shape)} for s in (1, 2)]
+    held = {"w": drawn(3, S8, (8, 16)), "s": np.float32(0.01), "z": U8(128), "t": np.float32(1), "o": S8(0)}
+    names = ["a", "s", "z", "w", "s", "o", "t", "z"]
+    check(
+        model_of([node("Transpose", ["x"], ["a"], perm=[0, 2, 1]), node("QLinearMatMul", names, ["y"])], feeds[0], ["y"], held),
+        feeds,
+    )
+
+
 @pytest.mark.parametrize("types", [(U8, S8), (S8, S8)])
 @pytest.mark.parametrize(("x", "w", "attributes"), CONVS)
 def test_conv_integer(x: Any, w: Any, attributes: Any, types: Any) -> None:

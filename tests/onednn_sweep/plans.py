@@ -72,13 +72,14 @@ class GuardedMemory:
 
 
 @contextmanager
-def guarded_plans(passed: bool = False) -> Iterator[GuardedMemory]:
+def guarded_plans(passed: bool = False, memory: GuardedMemory | None = None) -> Iterator[GuardedMemory]:
     """Plans that are traced in the `with` block have guarded memory.
 
     Args:
         passed: whether small inputs and outputs are not copied either.
+        memory: what takes the place of their memory.
     """
-    memory, of = GuardedMemory(), values.Value.of
+    memory, of = memory or GuardedMemory(), values.Value.of
     before: list[tuple[Any, str, Any]] = [
         (arena, "place", arena.place),
         (place, "PASSED", place.PASSED),

@@ -26,6 +26,7 @@ from singa_backend.ir.sizes import (
     settled,
     typical,
 )
+from singa_backend.kernels import onednn
 from singa_backend.kernels.views import reshaped_strides
 from singa_backend.plans.trace.place import RECENT
 
@@ -303,6 +304,19 @@ def test_sizes_that_are_cast(to: int, dtype: str) -> None:
     assert planner_of(rep).forms == 1
 
 
+def test_what_follows_a_product_reads_it_if_its_rows_are_assumed_to_be_one() -> None:
+    """A part of an expression that is much smaller than the whole is computed before: not what reads the product."""
+    weights = np.arange(16, dtype=np.float32).reshape(16, 1)
+    net = f"g (float[n, 16] x) => (float[m, 1] y) <float[16, 1] w = {{{', '.join(map(str, range(16)))}}}, float[1] b = {{0.5}}> "
+    rep = rep_of(
+        net + "{ p, q, last = Split<axis = 0, num_outputs = 3>(x) v = MatMul(last, w) y = Add(v, b) }", deterministic=True
+    )
+    for n in (5, 3, 8, 5, 2003):
+        x = np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32)
+        y = x[2 * -(-n // 3) :] @ weights + np.float32(0.5)
+        np.testing.assert_allclose(rep.run([x])[0], y, rtol=1e-5, atol=1e-4)
+
+
 def test_the_limit_of_a_run_counts_tensors_without_open_sizes() -> None:
     rep = rep_of("g (float[n] x, float[200, 200] s) => (float[n] y, float[200, 200] q) { y = Neg(x) q = MatMul(s, s) }")
     s = np.ones((200, 200), np.float32)
@@ -437,6 +451,22 @@ def test_nearest_places_of_changing_sizes(coordinates: str, rounding: str) -> No
     repeated = {"asymmetric": rounding == "floor", "half_pixel": rounding.startswith("round")}.get(coordinates, False)
     assert available() or kernels.count("numpy.take") == 2 * (not repeated)
     assert "numpy.copy" not in kernels or available()
+
+
+@pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
+def test_an_empty_result_leaves_other_sizes_to_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that sees numbers declines an empty result; the plan by the definition is for these sizes only."""
+    monkeypatch.setenv("SONNX_MACHINE_CODE", "off")
+    weights = ", ".join(f"{w:.3f}" for w in np.random.default_rng(0).standard_normal(288))
+    net = f"g (float[n, 8, h, w] x) => (float[a, b, c, d] y) <float[4, 8, 3, 3] k = {{{weights}}}> {{ y = Conv(x, k) }}"
+    rep, definitions = rep_of(net, deterministic=True), rep_of(net, optimize=0)
+    for shape in ((2, 8, 2, 7), (3, 8, 6, 7), (2, 8, 2, 5), (2, 8, 9, 5), (3, 8, 6, 7)):
+        x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        (y,), (alone,) = rep.run([x]), rep_of(net, deterministic=True).run([x])
+        assert y.tobytes() == alone.tobytes()
+        np.testing.assert_allclose(y, definitions.run([x])[0], rtol=1e-4, atol=1e-4)
+    steps = [s.kernel for segment in planner_of(rep).latest.segments for s in segment.steps]
+    assert any(s.startswith("conv") for s in steps) and "definition" not in steps
 
 
 def test_a_profile_reports_the_present_sizes() -> None:

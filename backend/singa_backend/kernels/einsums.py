@@ -102,8 +102,8 @@ def _joined(x: Value, batch: int, rows: int) -> Value | None:
     joined = [merged(shape, strides) for shape, strides in parts]
     if None in joined:
         return None
-    (m, step), (n, inner) = (j for j in joined if j is not None)
-    return x.view((*x.shape[:batch], m, n), (*x.strides[:batch], step or F32.itemsize, inner or F32.itemsize))
+    (m, step), (n, inner) = ((d, F32.itemsize if d == 1 else s) for d, s in (j for j in joined if j is not None))
+    return x.view((*x.shape[:batch], m, n), (*x.strides[:batch], step, inner))
 
 
 def _matrix(site: Site, x: Value, letters: str, batch: list[str], rows: list[str], columns: list[str]) -> Value:

@@ -204,10 +204,12 @@ class Leaves:
         rows: what is reduced.
     """
 
-    def __init__(self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: ReducedAxes) -> None:
-        """Args: rows: what is reduced; then no part is computed before the others."""
+    def __init__(
+        self, site: Site, results: Sequence[Term], inputs: Sequence[Value], label: str, rows: ReducedAxes, at_once: bool = False
+    ) -> None:
+        """Args: rows: what is reduced; then, or `at_once`, no part is computed before the others."""
         self._site, self._inputs, self.rows = site, inputs, rows
-        parts = self._computed_parts(results, label, 0 if rows.axes else math.prod(rows.shape))
+        parts = self._computed_parts(results, label, 0 if at_once or rows.axes else math.prod(rows.shape))
         places: dict[Any, tuple[int, Value]] = {}
         sources: list[tuple[Term, int | bytes]] = []
         for t in (*parts, *(t for t in order(results, {id(t) for t in parts}) if t.op == "input")):

@@ -408,7 +408,7 @@ class _After:
         last = terms[-1]
         site.require(last.dtype == F32 and last.shape == y.shape, "the result has another type")
         rows = ReducedAxes(y.shape, ())
-        leaves = Leaves(site, [last], inputs, "", rows)
+        leaves = Leaves(site, [last], inputs, "", rows, at_once=True)  # the product, an input, is not computed yet
         moves = [product.steps(v) for v in leaves.values]
         site.require(None not in moves, "a value is not evenly spaced")
         own = product.steps(y)

@@ -211,8 +211,10 @@ def machine_step(
     if walk is None:
         return None
     sizes, moves, across = walk
+    own = moves[len(models) :]
+    is_repeated = sizes[3] != 1 and not any(m[-2] for m in own)  # the depth is walked for an input that is deep
     classes = tuple(
-        "deep " * bool(m[-2]) + movement(m[-1], v.dtype.itemsize) for m, v in zip(moves[len(models) :], leaves, strict=True)
+        "deep " * bool(m[-2] or is_repeated) + movement(m[-1], v.dtype.itemsize) for m, v in zip(own, leaves, strict=True)
     )
     found = machine_code(site, results, classes, work, rows.axes, across)
     if found is None:

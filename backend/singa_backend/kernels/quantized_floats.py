@@ -15,13 +15,25 @@ import numpy as np
 from . import onednn as dnn
 from .convolution import ends, filters_of
 from .integer_tails import INT8, INT32, SUM, Tail, create, result
-from .lowering import F32, channels_last, dense_desc, derived, desc, emit, packed, require_plain, spaced, threads_for, unset
+from .lowering import (
+    F32,
+    channels_last,
+    dense_desc,
+    derived,
+    desc,
+    emit,
+    ordered,
+    packed,
+    require_plain,
+    spaced,
+    threads_for,
+    unset,
+)
 from .onednn import MemoryDesc, Primitive
 from .quantization import dequantized
 from .quantized import EXACT, as_matrix, conv_windows, factor_of, float_bias, reach_of, rounded, y_zero, zero_points
 from .table import Site, kernel
 from .values import Value, last_order, strides_of
-from .views import copied
 
 RANK = 3
 """The place in the table: after the kernels for integers."""
@@ -184,8 +196,7 @@ class _SplitProduct:
         site.require(a.ndim >= 2 and b.ndim == 2 and a.shape[-1] == b.shape[0], "it is not a product with a constant matrix")
         parts, self.bound = halves(site, b, b_zero, a, a_zero, 1)
         self.site, self.shape = site, (*a.shape[:-1], b.shape[1])
-        if not a.contiguous:
-            a = copied(site, a, a.shape)
+        a = ordered(site, a, range(a.ndim))
         rows, inner = (math.prod(a.shape[:-1]), a.shape[-1]), (math.prod(a.shape[:-1]), b.shape[1])
         real = shifted(site, a.view(rows, strides_of(rows, 1)), a_zero)
         self.inner = inner

@@ -55,7 +55,7 @@ class Chooser(BodyTraces):
         """Compute a prefix of the chain with the first kernel that accepts it; return its length, 0 if there is none."""
         call = group[0]
         found = self._values(call)
-        self._reasons = []
+        self._reasons, self.refuses_numbers = [], False
         if self.options.level == 0 or call.operator is None:
             return 0
         opaque = any(isinstance(v, OpaqueValue) for v in found)
@@ -98,6 +98,7 @@ class Chooser(BodyTraces):
                 raise
             except (Refused, OneDnnError, OpenSize) as refusal:
                 self._needs_numbers = isinstance(refusal, OpenSize)
+                self.refuses_numbers |= exact
                 self._reasons.append(f"{one.name}: {refusal}")
                 if self._want(site):
                     self.ahead = site.absorbed + 1

@@ -94,7 +94,13 @@ class DefinitionStep:
 
 
 class Definitions(TraceValues):
-    """Computes calls by their definitions, now and in every run."""
+    """Computes calls by their definitions, now and in every run.
+
+    Attributes:
+        refuses_numbers: whether a kernel has declined the numbers that the sizes of a call have now.
+    """
+
+    refuses_numbers = False
 
     def _by_definition(self, call: ir.Node, results: Sequence[Any] | None = None) -> int:
         """Compute a call with its definition, now and in every run; `results` are the present ones, if they are known."""
@@ -108,6 +114,10 @@ class Definitions(TraceValues):
             present = made.compute() if results is None else results
             placed = made.placed()
         shapes = self.result_shapes(call, present)
+        arrays = [e for e in made.inputs if isinstance(e, Value)]
+        is_empty = any(isinstance(o, np.ndarray) and not o.size for o in present)
+        if self.refuses_numbers and is_empty and not any(0 in settled(e.shape) for e in arrays):
+            raise OpenSize(f"a result of {call.op_type} is empty")  # for other sizes a kernel may compute it
         if any(s is None for s in shapes):
             if self.roles.is_step:  # with a further segment it could not replace its inputs
                 raise OpenSize(f"the sizes of results of {call.op_type} do not follow from those of its inputs")

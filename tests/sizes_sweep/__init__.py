@@ -1,0 +1,1 @@
+"""Drawn models with open sizes: plans against the definitions, on guarded memory."""
