@@ -533,6 +533,19 @@ def test_results_of_any_length_have_one_continuation(shape: tuple[str, str]) -> 
     assert sum(len(several) for several in plan.first.next.values()) <= 3
 
 
+def test_what_is_computed_together_ends_with_a_call_whose_sizes_do_not_follow() -> None:
+    """A Slice against the order of its axis, and what follows it alone: machine code, of equal bits in each session."""
+    net = "g (float[n] x) => (float[m] y) <int64[1] from = {-1}, int64[1] to = {-1000}, int64[1] axis = {0}, int64[1] by = {-2}> "
+    net += "{ a = Slice(x, from, to, axis, by) b = HardSwish(a) c = Tanh(b) d = Exp(c) y = HardSigmoid(d) }"
+    rep = rep_of(net, deterministic=True)
+    for n in (31, 13, 50, 2, 31, 97):
+        x = np.linspace(-3, 3, n, dtype=np.float32)
+        alone = rep_of(net, deterministic=True)
+        for _ in range(2):
+            assert rep.run([x])[0].tobytes() == alone.run([x])[0].tobytes()
+    assert planner_of(rep).forms == 1
+
+
 def test_a_limit_holds_for_what_follows_a_length_that_data_decide() -> None:
     rep = rep_of(CHOSEN.format("4", "6"))
     few, many = np.zeros((2, 4, 6), np.float32)

@@ -19,6 +19,7 @@ from ... import dtypes
 from ...ir import graph as ir
 from ...ir.sizes import OpenSize, Scope
 from ...kernels.values import NAN, OpaqueValue, PlanStep, Value
+from ..answers import Mismatch
 from ..flat import NotFlat, branches_fit, flat, model_node, read_from
 from ..fusion import fuse
 from ..updates import NotInPlace
@@ -76,12 +77,21 @@ class Tracer(Updater):
             elif isinstance(item, Update):
                 self._group(item.calls, "update")
             else:
+                end = next((n for n, c in enumerate(item, 1) if self._ends_segment(c)), len(item))
+                item, rest = item[:end], item[end:]
+                pending += [rest] if rest else []
                 self._group(item)
-                if model_node(item[-1]) in self.dynamic and not self.roles.only_sent.issuperset(item[-1].results):
+                for call in filter(self._ends_segment, item[:-1]):  # what follows it has not seen its result by name
+                    raise Mismatch(call)
+                if self._ends_segment(item[-1]):
                     self._split_after(item[-1], pending)
         self.segment.outputs = tuple(self._result(i) for i in self.graph.outputs)
         self._finish(self.segment is first and bool(self.entries))
         return first
+
+    def _ends_segment(self, call: ir.Node) -> bool:
+        """Whether the results of a call differ in shape or type between runs, and what follows depends on that."""
+        return model_node(call) in self.dynamic and not self.roles.only_sent.issuperset(call.results)
 
     def _begin_updates(self, whole: bool) -> None:
         """What follows may replace inputs: in place only if the plan has no other segment, after which another one could fail."""
