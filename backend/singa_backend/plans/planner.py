@@ -269,7 +269,7 @@ class Planner:
                 self.replaced = {}
                 self._begin_again(budget)
             except Mismatch as found:
-                self.dynamic.setdefault(model_node(found.call), DynamicCall())
+                self.dynamic.setdefault(model_node(found.call), DynamicCall()).is_unnamed = False
                 self._forget(key)
             except ResourceExhausted as error:
                 if plan is not None and plan.first.flat:

@@ -137,7 +137,7 @@ class BodyTraces(Definitions):
 
     def _may_have_body(self, call: ir.Node, values: Sequence[Entry | None]) -> bool:
         """Whether a body may compute a call with these inputs, if the definition accepts them; the reason against it is noted."""
-        if not self.options.level or self.updates is not None or model_node(call) in self.dynamic or not has_body(call):
+        if not self.options.level or self.updates is not None or self.is_dynamic(call) or not has_body(call):
             return False
         if call in self.shared.kept or not all(v is None or isinstance(v, Value) for v in values):
             return False
@@ -163,7 +163,7 @@ class BodyTraces(Definitions):
         if key not in self.shared.bodies:
             self.shared.bodies[key] = self._fused(call, given)
         found = self.shared.bodies[key]
-        return None if found is None or any(model_node(c) in self.dynamic for c in found.nodes) else found
+        return None if found is None or any(map(self.is_dynamic, found.nodes)) else found
 
     def _fused(self, call: ir.Node, given: Sequence[Given | None]) -> ir.Graph | None:
         inner = ir.Graph()

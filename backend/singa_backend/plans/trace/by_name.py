@@ -10,8 +10,9 @@ import numpy as np
 
 from ...dtypes import numpy_dtype
 from ...ir import graph as ir
+from ...ir.declaration import has_trait
 from ...ir.gradient import GRADIENT
-from ...ir.shapes import FAILURES, FRESH, Dim, Known, Shape, Unsure
+from ...ir.shapes import FAILURES, FRESH, Dim, Known, Shape, Unsure, same_shape
 from ...ir.sizes import Size, at_least_zero, is_open
 from ...kernels.table import gradient_kernel
 from ...kernels.values import Value
@@ -269,6 +270,8 @@ def _declared_shapes(call: ir.Node, facts: CallFacts) -> list[Shape | None]:
     """The shapes of the results of a call by the declared rule; None for one of unknown rank."""
     operator = call.operator
     rule = None if operator is None or not operator.is_modern else operator.declaration.shapes_inference
+    if rule is None and has_trait(call.domain, call.op_type, "unary"):  # in each version
+        rule = same_shape
     try:
         found = None if rule is None else rule(facts, facts)
     except FAILURES:

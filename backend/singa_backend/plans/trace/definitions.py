@@ -109,22 +109,12 @@ class Definitions(TraceValues):
         constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant and e.contents is None}
         bodies = self.state.bodies(model_node(call), constants) if self.options.level and call.bodies else None
         made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)
-        dynamic = model_node(call) in self.dynamic or self._is_sent(call, made.inputs)
+        dynamic = self.is_dynamic(call) or self._is_sent(call, made.inputs)
         with self.settling():
             present = made.compute() if results is None else results
             placed = made.placed()
-        shapes = self.result_shapes(call, present)
-        arrays = [e for e in made.inputs if isinstance(e, Value)]
-        is_empty = any(isinstance(o, np.ndarray) and not o.size for o in present)
-        if self.refuses_numbers and is_empty and not any(0 in settled(e.shape) for e in arrays):
-            raise OpenSize(f"a result of {call.op_type} is empty")  # for other sizes a kernel may compute it
-        if any(s is None for s in shapes):
-            if self.roles.is_step:  # with a further segment it could not replace its inputs
-                raise OpenSize(f"the sizes of results of {call.op_type} do not follow from those of its inputs")
-            self.dynamic.setdefault(model_node(call), DynamicCall())
-            dynamic = True
-        if model_node(call) in self.dynamic:
-            self.dynamic[model_node(call)].axes |= unknown_axes(call, self._values(call))
+        shapes = self._shapes_of(call, made.inputs, present)
+        dynamic = dynamic or None in shapes
         for i, o, shape in zip(call.outputs, present, shapes, strict=False):
             if i is None:
                 made.outputs.append(None)
@@ -154,6 +144,20 @@ class Definitions(TraceValues):
             self.budget.left += 1  # the visitor has counted it
         self._count(call)
         return 1
+
+    def _shapes_of(self, call: ir.Node, inputs: Sequence[Entry | None], results: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
+        """The shapes of results; a segment ends after a call with one that does not follow from those of the inputs."""
+        shapes = self.result_shapes(call, results)
+        is_empty = any(isinstance(o, np.ndarray) and not o.size for o in results)
+        if self.refuses_numbers and is_empty and not any(0 in settled(e.shape) for e in inputs if isinstance(e, Value)):
+            raise OpenSize(f"a result of {call.op_type} is empty")  # for other sizes a kernel may compute it
+        if None in shapes:
+            if self.roles.is_step:  # with a further segment it could not replace its inputs
+                raise OpenSize(f"the sizes of results of {call.op_type} do not follow from those of its inputs")
+            self.dynamic.setdefault(model_node(call), DynamicCall(is_unnamed=True))
+        if self.is_dynamic(call):
+            self.dynamic[model_node(call)].axes |= unknown_axes(call, self._values(call))
+        return shapes
 
     def result_shapes(self, call: ir.Node, results: Sequence[Any]) -> list[Sequence[Any] | None]:
         """The shape of each result of a definition, if the inputs have sizes by name; None for one that is not known."""

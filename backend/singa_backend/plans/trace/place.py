@@ -208,7 +208,8 @@ class Binder:
                 for b in () if moves else used:
                     b.memory = None  # nothing keeps the other arena
                 segment.arena = None
-                segment.arena = aligned(segment.arena_bytes if moves else max(self._recent) * 5 // 4)
+                needed = segment.arena_bytes if held < segment.arena_bytes else max(self._recent)
+                segment.arena = aligned(needed if moves else needed + needed // 4)
             assert segment.arena is not None
             count = len(self._table.names)
             offsets = words[count:]

@@ -33,10 +33,12 @@ class DynamicCall:
     Attributes:
         axes: the result and the axis of each size that differs between runs.
         is_exact: whether what follows needs numbers for these sizes.
+        is_unnamed: whether they are only known not to follow from sizes by name: a plan for numbers need not end a segment.
     """
 
     axes: set[tuple[int, int]] = field(default_factory=set)
     is_exact: bool = False
+    is_unnamed: bool = False
 
     def is_open(self, result: int, axis: int, size: int) -> bool:
         """Whether the size of an axis of a result has a name in what follows."""

@@ -19,7 +19,7 @@ from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, OpaqueVa
 from ...proto.tensor_data import release
 from ..caches import GrowingCache
 from ..contention import contention
-from ..flat import Roles
+from ..flat import Roles, model_node
 from ..recompute import Home, Homes
 from .segment import DynamicCall, Entry, PlanFacts, RunState, Segment, SharedValues
 
@@ -101,6 +101,11 @@ class TraceValues:
         self.homes: Homes = {}
         self.counts = True
         self._reasons: list[str] = []
+
+    def is_dynamic(self, call: ir.Node) -> bool:
+        """Whether a segment ends after a call of the model."""
+        found = self.dynamic.get(model_node(call))
+        return found is not None and not (found.is_unnamed and (self.space is None or not self.space.names))
 
     def settling(self) -> AbstractContextManager[None]:
         """While present sizes may be read: steps run, or are bound, and are bound again for other sizes."""

@@ -91,7 +91,7 @@ class Tracer(Updater):
 
     def _ends_segment(self, call: ir.Node) -> bool:
         """Whether the results of a call differ in shape or type between runs, and what follows depends on that."""
-        return model_node(call) in self.dynamic and not self.roles.only_sent.issuperset(call.results)
+        return self.is_dynamic(call) and not self.roles.only_sent.issuperset(call.results)
 
     def _begin_updates(self, whole: bool) -> None:
         """What follows may replace inputs: in place only if the plan has no other segment, after which another one could fail."""
