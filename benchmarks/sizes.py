@@ -4,9 +4,9 @@
 
 A request of "decoder" is a text: a prompt, and eight rows after it, each of which reads the caches of the run before.
 
-Each engine serves the same requests in a process of its own, and they take turns, 20 requests each.  A figure is the CPU time,
-with several threads that of a clock, of all requests, from the first one; `p99` is that of the slowest ones.  Memory is what
-a process holds more at the end than before it has read the model.
+Each engine serves the same requests in a process of its own, and they take turns, 20 requests each.  A figure is the CPU time
+of all requests, from the first one; `p99` is that of the slowest ones.  Memory is what a process holds more at the end than
+before it has read the model.  With several threads an engine has one turn, and its time is that of a clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from singa_backend.doctor import processor
 
 TURN = 20
-"""The number of requests after which the other engine has its turn."""
+"""The number of requests after which the other engine has its turn, on one thread."""
+
+PAUSE = 0.1
+"""The seconds before a turn, in which threads of the other engine fall asleep."""
 
 
 class Net:
@@ -318,6 +321,11 @@ def requests(name: str, count: int) -> list[np.ndarray]:
     return [draws.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
+def turn_of(count: int, threads: int) -> int:
+    """Return the requests of a turn: all with several threads, because those of an engine wait on their cores for a while."""
+    return TURN if threads == 1 else count
+
+
 def resident() -> float:
     """Return the MiB of memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) / 256
@@ -330,7 +338,9 @@ def serve(connection: Any, ours: bool, name: str, count: int, threads: int) -> N
     run = _ours(model, threads, warm=True) if ours else _theirs(model, threads, warm=True)
     before = resident()
     run = _ours(model, threads) if ours else _theirs(model, threads)
-    turns = [data[i : i + TURN] for i in range(0, count, TURN)]
+    connection.send(None)  # it is ready
+    length = turn_of(count, threads)
+    turns = [data[i : i + length] for i in range(0, count, length)]
     for turn in turns:
         connection.recv()
         seconds, results = [], []
@@ -386,11 +396,14 @@ def compare(name: str, count: int, threads: int) -> dict[str, float]:
         process = context.Process(target=partial(serve, there, ours, name, count, threads), daemon=True)
         process.start()
         peers.append(here)
+    for peer in peers:
+        peer.recv()
     seconds: tuple[list[float], list[float]] = ([], [])
     worst = 0.0
-    for _ in range(0, count, TURN):
+    for _ in range(0, count, turn_of(count, threads)):
         answers = []
         for peer, times in zip(peers, seconds, strict=True):
+            time.sleep(PAUSE)
             peer.send(None)
             spent, results = peer.recv()
             times += spent
