@@ -25,7 +25,7 @@ from singa_backend import SingaBackend
 from singa_backend.backend import SingaRep
 from singa_backend.errors import InvalidInput, ResourceExhausted
 from singa_backend.kernels.values import Buffer, Value
-from singa_backend.limits import Limits
+from singa_backend.limits import Budget, Limits
 from singa_backend.plans import caches
 from singa_backend.plans.passed import PASSED
 from singa_backend.plans.plan import Plan
@@ -592,7 +592,7 @@ def cache_of(shape: tuple[int, ...], axis: int, rows: int) -> caches.GrowingCach
 def extended(x: np.ndarray, rows: int) -> tuple[np.ndarray, caches.CacheMemory]:
     """A cache with room for more rows along axis 1, as a run returns it, and its memory."""
     cache = cache_of(x.shape, 1, rows)
-    cache.take_memory(x, cache.room_of(x), None)
+    cache.choose_memory(x, cache.room_of(x), Budget(Limits()))
     memory = cache.owner
     assert memory is not None
     return cache.take(), memory
@@ -655,3 +655,69 @@ def test_large_arrays_of_fixed_shapes_are_not_copied(number: float) -> None:
     first = growing(rep).first
     assert len(first.passed) == 4 and all(p.array is None for p in first.passed)
     assert "definition" not in {s.kernel for s in first.steps}
+
+
+def test_views_of_a_cache_are_results_of_their_own() -> None:
+    """Its last rows, and the whole in another order, are outputs next to it."""
+    nodes = [
+        node("Concat", "past new", "present", axis=1), node("Slice", "present minus huge one", "last"),
+        node("Transpose", "present", "turned", perm=[0, 2, 1]),
+    ]  # fmt: skip
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("past", 1, [1, "L", 4]), value("new", 1, [1, "N", 4])],
+        [value("present", 1, [1, "M", 4]), value("last", 1, [1, 1, 4]), value("turned", 1, [1, 4, "M"])],
+        [numpy_helper.from_array(np.array([v]), n) for n, v in (("minus", -1), ("huge", 1 << 40), ("one", 1))],
+    )  # fmt: skip
+    rep = SingaBackend.prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
+    draw, past = np.random.default_rng(0), np.ones((1, 3, 4), np.float32)
+    for rows in (1, 2, 1, 5, 1):
+        new = draw.standard_normal((1, rows, 4)).astype(np.float32)
+        outputs, whole = rep.run({"past": past, "new": new}), np.concatenate([past, new], 1)
+        for y, expected in zip(outputs, (whole, whole[:, -1:], whole.transpose(0, 2, 1)), strict=True):
+            np.testing.assert_array_equal(y, expected)
+        past = outputs["present"]
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_caches_that_append_different_numbers_of_rows_have_room(order: str) -> None:
+    """Their pasts have one length; a run may append any number to each."""
+    names = [(f"past_{n}", f"new_{n}", f"present_{n}") for n in order]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node("Concat", f"{p} {x}", y, axis=1) for p, x, y in names], "g",
+        [v for p, x, _ in names for v in (value(p, 1, [1, "L", 4]), value(x, 1, [1, f"{x}_rows", 4]))],
+        [value(y, 1, [1, f"{y}_rows", 4]) for _, _, y in names],
+    )  # fmt: skip
+    rep = SingaBackend.prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
+    draw = np.random.default_rng(0)
+    for length, rows in ((10, (2, 3)), (11, (2, 4)), (12, (2, 900)), (12, (700, 2)), (13, (2, 3))):
+        feeds = {}
+        for (p, x, _), count in zip(names, rows, strict=True):
+            feeds[p], feeds[x] = (draw.standard_normal((1, n, 4)).astype(np.float32) for n in (length, count))
+        for y, (p, x, _) in zip(rep.run(feeds), names, strict=True):
+            np.testing.assert_array_equal(y, np.concatenate([feeds[p], feeds[x]], 1))
+
+
+def test_a_plan_that_declines_gives_a_cache_back() -> None:
+    """Texts in turn, for whose lengths a plan assumes different things: neither is copied in each run."""
+    nodes = [
+        node("Concat", "past new", "present", axis=1), node("Slice", "present zero most one", "first"),
+        node("ReduceSum", "first one", "y", keepdims=0),
+    ]  # fmt: skip
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("past", 1, [1, "L", 4]), value("new", 1, [1, 1, 4])],
+        [value("present", 1, [1, "M", 4]), value("y", 1, [1, 4])],
+        [numpy_helper.from_array(np.array([v]), n) for n, v in (("zero", 0), ("most", 32), ("one", 1))],
+    )  # fmt: skip
+    rep = SingaBackend.prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
+    new, shared = np.ones((1, 1, 4), np.float32), []
+    texts = [np.ones((1, n, 4), np.float32) for n in (3, 60)]
+    for _ in range(8):
+        for i, past in enumerate(texts):
+            outputs = rep.run({"past": past, "new": new})
+            np.testing.assert_array_equal(outputs["y"], np.full((1, 4), min(32, past.shape[1] + 1)))
+            shared.append(np.shares_memory(outputs["present"], past))
+            texts[i] = outputs["present"]
+    assert all(shared[4:])

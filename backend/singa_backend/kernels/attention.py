@@ -116,7 +116,7 @@ class Bias:
         windows, shape = self._windows(), self.shape[2:]
         if is_open(shape) and max(windows[1:]) >= 0:
             raise OpenSize("a query of another size may see no key")
-        term = mask_of(self.site, shape, ("windows", self.shape, self.past, windows), self._forbidden)
+        term = mask_of(self.site, shape, ("windows", shape, self.past, windows), self._forbidden)
         self.site.require(not term.constant or (term.array.max(-1) > -np.inf).all(), "a query sees no key")
         self.terms.append(term)
 

@@ -300,9 +300,9 @@ class RowProductStep:
     adjacent: bool
 
     @classmethod
-    def of(cls, site: Site, product: FloatProduct | None, y: Value) -> RowProductStep | None:
+    def of(cls, site: Site, product: FloatProduct, y: Value) -> RowProductStep | None:
         """The step; None if the product has another form."""
-        if product is None or product.w.constant or product.taps or len(product.rows) != 1:
+        if product.w.constant or product.taps or len(product.rows) != 1:
             return None
         (rows, _), item = product.rows[0], F32.itemsize
         if not isinstance(rows, int) or rows > FEW_ROWS:

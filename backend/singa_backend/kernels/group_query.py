@@ -234,7 +234,10 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
 def _extended(site: Site, past: Value | None, rows: Any, shape: Sequence[Any], grows: bool) -> tuple[Value | None, Value]:
     """A cache that must be copied, or None, and the value that has it and further rows: in its memory if it can grow there."""
     present = site.grown(past, 2, rows) if past is not None and grows else None
-    return (past, site.new(shape, np.float32, finiteness=NAN)) if present is None else (None, present)
+    if present is None:
+        return past, site.new(shape, np.float32, finiteness=NAN)
+    present.finiteness = NAN
+    return None, present
 
 
 def _run(

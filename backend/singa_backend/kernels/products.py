@@ -191,7 +191,8 @@ class MatrixProduct:
             site.require(product is not None, "there are more than two axes of products")
             assert product is not None
             y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
-            if (step := RowProductStep.of(site, product, y)) is not None and bias is None:
+            step = None if bias is not None else RowProductStep.of(site, product, y)
+            if step is not None:
                 return step.emit(calls[:needed], self.finiteness), needed
             return FloatProductStep(site, product).emit(y, bias, calls, needed, self.finiteness)
 

@@ -1,4 +1,4 @@
-"""What plans answer: why they cannot compute a run, or that they are bound to it."""
+"""What plans answer if they cannot compute a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from ..ir.graph import Node
 
 
 class Mismatch(Exception):
-    """A run has returned a value of another shape or kind than the trace: the call must end a segment."""
+    """A run has returned a value of another shape or kind than the trace: the call must end a segment.
 
-    def __init__(self, call: Node) -> None:
+    Attributes:
+        call: the call.
+        is_unnamed: whether only the names of its sizes do not follow.
+    """
+
+    def __init__(self, call: Node, is_unnamed: bool = False) -> None:
         super().__init__(call.op_type)
-        self.call = call
+        self.call, self.is_unnamed = call, is_unnamed
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,3 @@ EXCEEDS = UseDefinitions("the plan exceeds a limit of the run")
 REFUSED = UseDefinitions("a kernel refused a value, and the definitions report the error or compute the result")
 MOVING = UseDefinitions("sizes of results differ between runs of equal shapes")
 MEMORY = UseDefinitions("the plan needs more memory than the limits permit")
-
-BOUND: list[int] = []
-"""In place of the sizes of a run: the steps are bound to them."""

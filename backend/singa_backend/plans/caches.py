@@ -53,11 +53,11 @@ class CacheMemory(np.ndarray):
     @classmethod
     def of(cls, sizes: Sequence[int], dtype: np.dtype[Any], axis: int) -> CacheMemory:
         """New memory for these sizes."""
-        made = cls(math.prod(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
-        made.axis, made.used, made.claimed, made.finite, made.sizes = axis, 0, {}, 0, tuple(sizes)
-        made.steps, made.start = strides_of(sizes, dtype.itemsize), aligned_start(made)
-        made.address = address_of(made) + made.start
-        return made
+        memory = cls(math.prod(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
+        memory.axis, memory.used, memory.claimed, memory.finite, memory.sizes = axis, 0, {}, 0, tuple(sizes)
+        memory.steps, memory.start = strides_of(sizes, dtype.itemsize), aligned_start(memory)
+        memory.address = address_of(memory) + memory.start
+        return memory
 
     @property
     def elements(self) -> np.ndarray:
@@ -106,7 +106,7 @@ class GrowingCache(ZeroCopy):
         present: the output.
         call: which appends.
         owner: the memory of the present run.
-        address: of the first element, when the steps were bound.
+        length: that of the input of this run, which the run has claimed there.
     """
 
     axis: int = 0
@@ -116,17 +116,24 @@ class GrowingCache(ZeroCopy):
     present: Value | None = None
     call: ir.Node | None = None
     owner: CacheMemory | None = None
-    address: int = 0
+    length: int = 0
     is_in_table: ClassVar[bool] = True
 
+    @property
+    def address(self) -> int:
+        """That of the first element in this run."""
+        assert self.owner is not None
+        return self.owner.address
+
     def is_present(self, entry: Any) -> bool:
-        """Whether an output shows the whole cache with what was appended."""
+        """Whether an output shows the whole cache with what was appended, at the present sizes."""
         if self.present is None or not isinstance(entry, Value) or entry.buffer is not self.present.buffer:
             return False
-        return settled(entry.shape) == settled(self.present.shape) and now(entry.offset) == 0
+        shown, whole = (settled((*v.shape, *v.strides, v.offset)) for v in (entry, self.present))
+        return shown == whole
 
     def room_of(self, x: np.ndarray, least: int = 1) -> int:
-        """The room after a cache: in its memory, or in new memory; more than `least`, and than the elements that follow."""
+        """The room after a cache, in its memory or in a copy: more than `least`, and than the elements that are appended."""
         rows, length, memory = max(int(now(self.rows)), least), int(x.shape[self.axis]), x.base
         if isinstance(memory, CacheMemory) and memory.axis == self.axis and memory.holds(x):
             left = memory.sizes[self.axis] - length
@@ -134,16 +141,13 @@ class GrowingCache(ZeroCopy):
                 return left
         return room_for(length, rows)
 
-    def take_memory(self, x: np.ndarray, room: int, budget: limits.Budget | None) -> bool:
+    def choose_memory(self, x: np.ndarray, room: int, budget: limits.Budget) -> None:
         """Let this run use the memory of a cache, or a copy of it with room.
 
         Args:
             x: the cache.
             room: the elements for which there is room after it.
             budget: counts a copy.
-
-        Returns:
-            Whether the memory is where it was when the steps were bound.
         """
         axis, length, memory = self.axis, x.shape[self.axis], x.base
         sizes = (*x.shape[:axis], length + room, *x.shape[axis + 1 :])
@@ -155,16 +159,13 @@ class GrowingCache(ZeroCopy):
             and memory.holds(x)
             and memory.claimed.setdefault(length, run) is run
         ):
-            if budget is not None:
-                budget.admit(sizes, x.itemsize)
-                budget.count_tensor(math.prod(sizes) * x.itemsize)
+            budget.admit(sizes, x.itemsize)
+            budget.count_tensor(math.prod(sizes) * x.itemsize)
             memory = CacheMemory.of(sizes, x.dtype, axis)
             memory.used, memory.claimed[length] = length, run
             np.copyto(memory.shown(x.shape, x.dtype), x)
-        self.owner = memory
+        self.owner, self.length = memory, length
         self.value.buffer.memory = memory.elements
-        before, self.address = self.address, memory.address
-        return before == self.address
 
     def attach(self, inputs: Sequence[Any], receivers: Receivers = ()) -> None:
         """Let the steps that are bound next use the memory of this run."""
@@ -185,7 +186,9 @@ class GrowingCache(ZeroCopy):
         self.value.buffer.memory = None
 
     def release(self) -> None:
-        """Keep nothing of the memory of a run."""
+        """Keep nothing of the memory of a run; another one may extend it if this one has returned nothing of it."""
+        if self.owner is not None and self.owner.used == self.length:
+            self.owner.claimed.pop(self.length, None)
         self.owner = self.value.buffer.memory = None
 
     def take(self, once: bool = True) -> np.ndarray:
@@ -223,6 +226,7 @@ class GrowingCaches(list[GrowingCache]):
             space: the sizes.
             budget: of the run.
         """
+        self.release()
         self.clear()
         rooms: dict[Any, tuple[Size, int]] = {}
         for index, (v, x, shape) in enumerate(zip(self._values, inputs, shapes, strict=False)):
@@ -236,13 +240,14 @@ class GrowingCaches(list[GrowingCache]):
             cache = GrowingCache(Value(Buffer(0, pinned=True), tuple(shape), (), x.dtype), index, axis=axis)
             of = length.terms if isinstance(length, Size) else ()
             if of not in rooms:
-                least = self._least if of else max(self._least, *space.values)  # a text is appended to an empty cache
+                # what is appended to an empty cache is a prompt, whose length is one of the sizes
+                least = self._least if of else max(self._least, *space.values)
                 rooms[of] = space.symbol(f"room after {v.name}", cache.room_of(x, least)), len(space.values) - 1
             cache.room, cache.place_of_room = rooms[of]
             sizes = (*shape[:axis], length + cache.room, *shape[axis + 1 :])
             cache.value.strides = strides_of(sizes, x.itemsize)
             cache.value.buffer.nbytes = math.prod(sizes) * x.itemsize
-            cache.take_memory(x, cache.room.now(), budget)
+            cache.choose_memory(x, cache.room.now(), budget)
             self.append(cache)
 
     def copy_all(self) -> bool:
@@ -258,8 +263,8 @@ class GrowingCaches(list[GrowingCache]):
         self._copied |= {c.index for c in copied if c not in short}
         return not copied
 
-    def take(self, inputs: Sequence[Any], budget: limits.Budget | None, values: list[int]) -> bool:
-        """Choose the memory of a run; return whether it is that to which the steps are bound, with the same room.
+    def choose(self, inputs: Sequence[Any], budget: limits.Budget, values: list[int]) -> None:
+        """Choose the memory of a run, and the rooms: caches of one length have the same.
 
         Args:
             inputs: the inputs.
@@ -267,16 +272,12 @@ class GrowingCaches(list[GrowingCache]):
             values: those of the symbols, of which the rooms are set.
         """
         rooms: dict[int, int] = {}
-        is_bound = True
         for cache in self:
-            x = inputs[cache.index]
-            if cache.place_of_room not in rooms:
-                rooms[cache.place_of_room] = cache.room_of(x)
-            is_bound &= cache.take_memory(x, rooms[cache.place_of_room], budget)
+            rooms[cache.place_of_room] = max(rooms.get(cache.place_of_room, 0), cache.room_of(inputs[cache.index]))
+        for cache in self:
+            cache.choose_memory(inputs[cache.index], rooms[cache.place_of_room], budget)
         for place, room in rooms.items():
-            is_bound &= values[place] == room
             values[place] = room
-        return is_bound
 
     def release(self) -> None:
         """Keep nothing of the memory of a run."""
@@ -289,7 +290,7 @@ def growing_caches(graph: ir.Graph) -> dict[ir.Value, int]:
 
     The call is a Concat, or of an operator that declares its caches.
     """
-    outputs, given = Counter(graph.outputs), set(graph.inputs)
+    outputs, inputs = Counter(graph.outputs), set(graph.inputs)
     grown: list[tuple[ir.Value | None, ir.Value | None, int]] = [
         (c.inputs[0], c.outputs[0], c.attributes["axis"]) for c in graph.nodes if c.is_("Concat") and len(c.inputs) > 1
     ]
@@ -301,4 +302,4 @@ def growing_caches(graph: ir.Graph) -> dict[ir.Value, int]:
     def uses(value: ir.Value) -> int:
         return sum(not (isinstance(user, ir.Node) and user.is_("Shape")) for user, _ in value.uses)
 
-    return {i: axis for i, o, axis in grown if i in given and i is not None and o is not None and uses(i) == 1 == outputs[o]}
+    return {i: axis for i, o, axis in grown if i in inputs and i is not None and o is not None and uses(i) == 1 == outputs[o]}

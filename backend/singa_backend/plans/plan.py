@@ -17,7 +17,7 @@ from ..kernels.table import Options, is_finite
 from ..kernels.values import Value
 from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
-from .answers import BOUND, EXCEEDS, NOT_FINITE, OTHER_SIZES, UseDefinitions
+from .answers import EXCEEDS, NOT_FINITE, OTHER_SIZES, UseDefinitions
 from .caches import GrowingCaches
 from .flat import Roles
 from .open_sizes import OpenAxes
@@ -102,7 +102,7 @@ class Plan:
         is_plain: whether it is one segment without definitions, on arrays.
         homes: where the values of the trace are, if memory is bounded.
         is_sized: whether it computes all sizes that the model leaves open.
-        turn: what runs of plans that share memory take turns with.
+        turn: what its runs take turns with.
         caches: the inputs that grow in the memory of the caller.
         space: the sizes that differ between runs; None if none does.
         places: of each symbol of the inputs, the inputs and axes that have it as size.
@@ -246,14 +246,8 @@ class Plan:
         self.space, self.places = space, [places for _, places in symbols.values()]
         return made
 
-    def bind(self, inputs: Sequence[Any], budget: limits.Budget, values: list[int] | None = None) -> UseDefinitions | None:
-        """Let the plan compute inputs of these sizes; return why it cannot.
-
-        Args:
-            inputs: the inputs.
-            budget: of the run.
-            values: those of the symbols, if the memory of caches has been chosen.
-        """
+    def bind(self, inputs: Sequence[Any], budget: limits.Budget) -> UseDefinitions | None:
+        """Let the plan compute inputs of these sizes; return why it cannot."""
         assert self.space is not None
         sizes = []
         for (index, axis), *others in self.places:
@@ -265,13 +259,12 @@ class Plan:
         self.signature = self.admitted = None
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
-        if values is None:
-            values = [*sizes, *self.space.values[len(sizes) :]]
+        values = [*sizes, *self.space.values[len(sizes) :]]
+        try:
             if any(isinstance(c.rows, Size) for c in self.caches):
                 self.space.set(values)
-            self.caches.take(inputs, budget, values)
-        self.space.set(values)
-        try:
+            self.caches.choose(inputs, budget, values)
+            self.space.set(values)
             self._bind(self.first, budget)
             self.facts.largest = self.first.largest
         except ResourceExhausted:
@@ -355,8 +348,8 @@ class Plan:
         lock, context = self.turn.lock, self.turn.context
         lock.acquire()
         try:
-            if self.places and (values := self._unbound(inputs, budget)) is not BOUND:
-                refused = context.run(self.bind, inputs, budget or self.planner.budget(), values)
+            if self.places and (self.caches or self.signature != [(type(x), x.shape, x.dtype) for x in inputs]):
+                refused = context.run(self.bind, inputs, budget or self.planner.budget())
                 if refused is not None:
                     return refused
             if self.places and (self.admitted is None or (budget is not None and self.admitted is not budget.limits)):
@@ -388,15 +381,6 @@ class Plan:
         if self.state.forget():
             self.turn.context.run(limits.enter, None)
         self.caches.release()
-
-    def _unbound(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[int] | None:
-        """`BOUND` if the steps are bound to these sizes, and to the memory of caches; the sizes if they are known, or None."""
-        if self.signature != [(type(x), x.shape, x.dtype) for x in inputs]:
-            return None
-        if not self.caches or self.space is None:
-            return BOUND
-        values = list(self.space.values)
-        return BOUND if self.caches.take(inputs, budget, values) else values
 
     def _plain(self, inputs: Sequence[Any], receivers: Receivers) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""

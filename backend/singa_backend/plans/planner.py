@@ -269,7 +269,7 @@ class Planner:
                 self.replaced = {}
                 self._begin_again(budget)
             except Mismatch as found:
-                self.dynamic.setdefault(model_node(found.call), DynamicCall()).is_unnamed = False
+                self.dynamic.setdefault(model_node(found.call), DynamicCall()).is_unnamed &= found.is_unnamed
                 self._forget(key)
             except ResourceExhausted as error:
                 if plan is not None and plan.first.flat:

@@ -1,4 +1,4 @@
-"""What runs of plans that share memory take turns with."""
+"""What the runs of a plan take turns with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ exclusives: weakref.WeakSet[Exclusive] = weakref.WeakSet()
 
 
 class Exclusive:
-    """What plans that share memory take turns with.
+    """What the runs of a plan, which share its memory, take turns with.
 
     Attributes:
         lock: is held during a run.

@@ -261,7 +261,7 @@ class BodyTraces(Definitions):
                 del copies[what]
         for cache in self.caches.values():
             if cache.call is not None and not values.isdisjoint(cache.call.results):
-                cache.call = cache.present = None
+                cache.call, cache.present, cache.rows = None, None, 0
         self._forget(first_buffer, first_step)
 
     @abstractmethod

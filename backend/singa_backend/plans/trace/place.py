@@ -175,7 +175,7 @@ class Binder:
             self._results = [
                 partial(_copy, e, times[id(e)] == 1)
                 if isinstance(e, OpaqueValue)
-                else partial(passed[id(e.buffer)].take, times[id(e)] == 1)
+                else partial(_taken, passed[id(e.buffer)], e, times[id(e)] == 1)
                 if id(e.buffer) in passed
                 else e
                 for e in segment.outputs
@@ -328,6 +328,13 @@ def _threads(step: PlanStep, pieces: Bound, usual: int) -> int:
 def _frame_threads(arguments: tuple[Any, ...]) -> int:
     """The number of threads of machine code, which starts them itself; 1 for any other call."""
     return arguments[0].threads if arguments and isinstance(arguments[0], FrameAddress) else 1
+
+
+def _taken(passed: ZeroCopy, entry: Value, once: bool) -> np.ndarray:
+    """A result that is not copied; another view of a cache is."""
+    if isinstance(passed, GrowingCache) and not passed.is_present(entry):
+        return entry.array.copy()
+    return passed.take(once)
 
 
 def _copy(entry: OpaqueValue, once: bool) -> Any:

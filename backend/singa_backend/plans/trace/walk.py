@@ -82,7 +82,7 @@ class Tracer(Updater):
                 pending += [rest] if rest else []
                 self._group(item)
                 for call in filter(self._ends_segment, item[:-1]):  # what follows it has not seen its result by name
-                    raise Mismatch(call)
+                    raise Mismatch(call, is_unnamed=True)
                 if self._ends_segment(item[-1]):
                     self._split_after(item[-1], pending)
         self.segment.outputs = tuple(self._result(i) for i in self.graph.outputs)
