@@ -337,8 +337,9 @@ def page(document: Json) -> str:
         for row in prepared:
             p = row["prepare"]
             memory = " | ".join(f"{p['memory'].get(k, 0):.2f}" for k in (OURS, THEIRS))
+            held = f"{p['held']:.2f}" if "held" in p else ""
             times = f"{p['prepare']:.2f} | {p['answer']:.2f}"
-            lines.append(f"| {row['model']} | {row['batch']} | {times} | {memory} | {p.get('held', 0):.2f} |")
+            lines.append(f"| {row['model']} | {row['batch']} | {times} | {memory} | {held} |")
     return "\n".join([*lines, ""])
 
 

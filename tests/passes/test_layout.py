@@ -45,7 +45,9 @@ def test_a_convolution_to_the_other_layout_and_back() -> None:
     sonnx.change_layout(other, "channels_last")
     assert [d.dim_param or d.dim_value for d in other.graph.input[0].type.tensor_type.shape.dim] == ["n", "h", "w", 3]
     (y,) = run(other, x.transpose(LAST))
-    np.testing.assert_array_equal(y.transpose(FIRST), run(plain, x)[0])
+    np.testing.assert_allclose(
+        y.transpose(FIRST), run(plain, x)[0], rtol=1e-5, atol=1e-5
+    )  # few channels are added in another order
     sonnx.change_layout(other, "channels_first")
     assert [n.op_type for n in other.graph.node] == ["Conv", "Relu"]
     np.testing.assert_array_equal(run(other, x)[0], run(plain, x)[0])
