@@ -594,8 +594,8 @@ def extended(x: np.ndarray, rows: int) -> tuple[np.ndarray, caches.CacheMemory]:
     cache = cache_of(x.shape, 1, rows)
     cache.choose_memory(x, cache.room_of(x), Budget(Limits()))
     memory = cache.owner
-    assert memory is not None
-    return cache.take(), memory
+    assert memory is not None and cache.present is not None
+    return cache.take(cache.present), memory
 
 
 def test_memory_of_a_cache() -> None:

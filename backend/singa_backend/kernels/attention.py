@@ -35,6 +35,28 @@ def turned(x: Value, i: int, j: int) -> Value:
     return x.view(shape, strides)
 
 
+def hidden_keys(queries: int, keys: int, past: int, causal: int, left: int, right: int) -> np.ndarray:
+    """Negative infinity for the keys that their places hide from a query, 0 for others; of shape (queries, keys).
+
+    Args:
+        queries: their number.
+        keys: their number.
+        past: the place of the first query.
+        causal: whether keys after a query are hidden.
+        left: how many keys before it a query sees; -1 for all.
+        right: how many after it; -1 for all.
+    """
+    position, key = np.arange(queries)[:, None] + past, np.arange(keys)
+    hidden = np.zeros((queries, keys), np.bool_)
+    if causal:
+        hidden |= key > position
+    if left >= 0:
+        hidden |= key < position - left
+    if right >= 0:
+        hidden |= key > position + right
+    return np.where(hidden, np.float32(-np.inf), np.float32(0))
+
+
 def mask_of(site: Site, shape: Sequence[Any], key: Any, make: Callable[[], np.ndarray]) -> Value:
     """What hides keys, by their places only: a constant, or a value that each run fills if sizes differ between runs.
 
@@ -97,19 +119,9 @@ class Bias:
         return bool(causal) and not (self.shape[2] == 1 and self.shape[3] == self.past + 1)
 
     def _forbidden(self) -> np.ndarray:
-        """Negative infinity for the keys that causality and windows hide, 0 for others; of the present sizes."""
-        causal, left, right = self._windows()
+        """What causality and windows hide at the present sizes."""
         queries, keys = settled(self.shape[2:])
-        position = np.arange(queries)[:, None] + now(self.past)
-        key = np.arange(keys)
-        hidden = np.zeros((queries, keys), np.bool_)
-        if causal:
-            hidden |= key > position
-        if left >= 0:
-            hidden |= key < position - left
-        if right >= 0:
-            hidden |= key > position + right
-        return np.where(hidden, np.float32(-np.inf), np.float32(0))
+        return hidden_keys(queries, keys, now(self.past), *self._windows())
 
     def _hidden_term(self) -> None:
         """Add what hides keys."""

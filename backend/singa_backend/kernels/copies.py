@@ -47,6 +47,12 @@ def copied(site: Site, x: Value, y: Value) -> bool:
     return True
 
 
+def emit_copy(site: Site, x: Value, y: Value) -> None:
+    """Emit the step that copies x to y, by machine code or by NumPy."""
+    if not copied(site, x, y):
+        site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+
+
 def put(y: np.ndarray, x: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The call that copies an array into another; half the time of `np.copyto`."""
     return y.__setitem__, (..., x)

@@ -291,12 +291,14 @@ class RowProductStep:
         site: the place.
         product: what is computed.
         y: the result.
+        steps: those of the result; see `FloatProduct.steps`.
         adjacent: whether the columns of W are adjacent.
     """
 
     site: Site
     product: FloatProduct
     y: Value
+    steps: tuple[int, int, int, int]
     adjacent: bool
 
     @classmethod
@@ -312,14 +314,13 @@ class RowProductStep:
             return None
         adjacent = isinstance(w_column, int) and w_column == item
         dense = isinstance(w_depth, int) and w_depth == item
-        return cls(site, product, y, adjacent) if adjacent or dense else None
+        return cls(site, product, y, steps, adjacent) if adjacent or dense else None
 
     def emit(self, calls: Sequence[Follower], finiteness: int) -> Value:
         """Add the step, and those of the calls that follow; return the result."""
-        product, y = self.product, self.y
+        product, y, steps = self.product, self.y, self.steps
         (rows, x_row), (depth, _, w_depth), (n, w_column) = product.rows[0], product.depth, product.columns
-        (b0, b1), steps = _two(product.batch), product.steps(y)
-        assert steps is not None
+        b0, b1 = _two(product.batch)
         groups = -(-n // COLUMNS)
         sizes = {
             "batches": b0.size * b1.size, "batch1": b1.size, "rows": rows, "depth": depth, "n": n, "groups": groups,

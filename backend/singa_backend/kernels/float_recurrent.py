@@ -15,7 +15,7 @@ from ..gemm.repeat import TURNS, RepeatedCall, repeat, table_of
 from ..ir.sizes import now
 from ..ir.versioned import versioned
 from . import onednn as dnn
-from .copies import copied
+from .copies import emit_copy
 from .expressions import ExpressionCall, compute, trace
 from .float_products import FloatProduct, FloatProductStep, declined
 from .frames import FrameAddress, FrameStep
@@ -174,10 +174,7 @@ class CodeLayer(RecurrentLayer):
         """Copy a state, or zeros."""
         site, zero = self.site, self.site.number(0, F32)
         source = zero.view(target.shape, (0,) * target.ndim) if source is None else source
-        if not copied(site, source, target):
-            site.emit(
-                lambda: [(np.copyto, (target.array, source.array))], reads=(source,), writes=(target,), kernel="numpy.copyto"
-            )
+        emit_copy(site, source, target)
 
     def _inputs(self, direction: int) -> Value:
         """The products of the inputs of all steps: (time, batch, gates * hidden)."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ir.sizes import now, settled
 from ..proto.schemas import MICROSOFT
-from .attention import attended, heads_of, mask_of
+from .attention import attended, heads_of, hidden_keys, mask_of
 from .onednn import library
 from .table import Invalid, Site, kernel
 from .values import FINITE, NAN, Bound, Value
@@ -137,11 +137,7 @@ class GroupQuery:
 
     def hidden(self, rows: int, past: int) -> np.ndarray:
         """Negative infinity for the keys that a query does not see, 0 for others; of shape (rows, past + rows)."""
-        key, row = np.arange(past + rows), np.arange(past, past + rows)[:, None]
-        unseen = key > row
-        if self.window > 0:
-            unseen |= key <= row - self.window
-        return np.where(unseen, np.float32(-np.inf), np.float32(0))
+        return hidden_keys(rows, past + rows, past, 1, self.window - 1 if self.window > 0 else -1, -1)
 
     def attend(self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, past: int, out: np.ndarray) -> None:
         """Write the result of attention, of shape (batch, rows, heads * size), for the rows after those of the past."""

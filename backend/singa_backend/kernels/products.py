@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ..ir.sizes import OpenSize, broadcast_sizes, is_open
 from . import onednn as dnn
-from .copies import copied
+from .copies import emit_copy
 from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
-from .float_products import FloatProductStep, RowProductStep, declined, product_of, require_any_bits
+from .float_products import FloatProduct, FloatProductStep, RowProductStep, declined, product_of, require_any_bits
 from .lowering import F32, emit, packed, packs_products, spaced, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .rounding import BF16, Rounded, fpmath, pays, rounded
@@ -187,19 +188,19 @@ class MatrixProduct:
         calls = [*map(_call_of, before), *(Follower("Add", {}, [None, v], 0, 14) for v in added if v is not bias), *followers]
         needed = len(calls) - len(followers)
 
-        def emit() -> tuple[Value, int]:
-            site.require(product is not None, "there are more than two axes of products")
-            assert product is not None
+        def emit(product: FloatProduct) -> tuple[Value, int]:
             y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
             step = None if bias is not None else RowProductStep.of(site, product, y)
             if step is not None:
                 return step.emit(calls[:needed], self.finiteness), needed
             return FloatProductStep(site, product).emit(y, bias, calls, needed, self.finiteness)
 
-        emitted = site.attempt(emit)
+        emitted = None if product is None else site.attempt(partial(emit, product))
         if emitted is None:
-            apart = None if target is None or not is_open(self.shape) else self._by_code(followers, before, added, order, None)
-            return None if apart is None or target is None else self._moved(apart, target)
+            if target is None or not is_open(self.shape):
+                return None
+            apart = self._by_code(followers, before, added, order, None)
+            return None if apart is None else self._moved(apart, target)
         y, count = emitted
         site.absorb(count - needed)
         return y
@@ -208,8 +209,7 @@ class MatrixProduct:
         """Copy the result to its target."""
         target = target.view(target.shape, target.strides)
         target.finiteness, target.low = y.finiteness, y.low
-        if not copied(self.site, y, target):
-            self.site.emit(lambda: [(np.copyto, (target.array, y.array))], reads=(y,), writes=(target,), kernel="numpy.copyto")
+        emit_copy(self.site, y, target)
         return target
 
     def _plus(self, y: Value, added: Sequence[Value]) -> Value:

@@ -132,10 +132,15 @@ class GrowingCache(ZeroCopy):
         shown, whole = (settled((*v.shape, *v.strides, v.offset)) for v in (entry, self.present))
         return shown == whole
 
+    def memory_of(self, x: np.ndarray) -> CacheMemory | None:
+        """The memory whose contents an array shows, if it may grow there."""
+        memory = x.base
+        return memory if isinstance(memory, CacheMemory) and memory.axis == self.axis and memory.holds(x) else None
+
     def room_of(self, x: np.ndarray, least: int = 1) -> int:
         """The room after a cache, in its memory or in a copy: more than `least`, and than the elements that are appended."""
-        rows, length, memory = max(int(now(self.rows)), least), int(x.shape[self.axis]), x.base
-        if isinstance(memory, CacheMemory) and memory.axis == self.axis and memory.holds(x):
+        rows, length, memory = max(int(now(self.rows)), least), int(x.shape[self.axis]), self.memory_of(x)
+        if memory is not None:
             left = memory.sizes[self.axis] - length
             if left > rows:
                 return left
@@ -149,16 +154,10 @@ class GrowingCache(ZeroCopy):
             room: the elements for which there is room after it.
             budget: counts a copy.
         """
-        axis, length, memory = self.axis, x.shape[self.axis], x.base
+        axis, length, memory = self.axis, x.shape[self.axis], self.memory_of(x)
         sizes = (*x.shape[:axis], length + room, *x.shape[axis + 1 :])
         run = object()
-        if not (
-            isinstance(memory, CacheMemory)
-            and memory.axis == axis
-            and memory.sizes == sizes
-            and memory.holds(x)
-            and memory.claimed.setdefault(length, run) is run
-        ):
+        if memory is None or memory.sizes != sizes or memory.claimed.setdefault(length, run) is not run:
             budget.admit(sizes, x.itemsize)
             budget.count_tensor(math.prod(sizes) * x.itemsize)
             memory = CacheMemory.of(sizes, x.dtype, axis)
@@ -191,8 +190,10 @@ class GrowingCache(ZeroCopy):
             self.owner.claimed.pop(self.length, None)
         self.owner = self.value.buffer.memory = None
 
-    def take(self, once: bool = True) -> np.ndarray:
-        """The output of this run.  It is read-only: a longer array may show the same memory."""
+    def take(self, output: Value, once: bool = True) -> np.ndarray:
+        """The output of this run.  It is read-only: a longer array may show the same memory.  Another view of it is copied."""
+        if not self.is_present(output):
+            return output.array.copy()
         assert self.owner is not None and self.present is not None
         shape = settled(self.present.shape)
         self.owner.used = shape[self.axis]

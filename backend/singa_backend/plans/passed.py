@@ -86,15 +86,16 @@ class ZeroCopy:
         """Keep nothing of the arrays of a run."""
         self.array = self.value.buffer.memory = None
 
-    def take(self, once: bool = True) -> np.ndarray:
+    def take(self, output: Value, once: bool = True) -> np.ndarray:
         """The output of this run.  That of a trace is in memory which nothing else uses after it.
 
         Args:
+            output: the output.
             once: whether this is the only output with the value; those of a trace are otherwise copies.
         """
         if self.array is not None:
             return self.array
-        return self.value.array if once else self.value.array.copy("K")
+        return output.array if once else output.array.copy("K")
 
 
 @dataclass(eq=False)

@@ -175,7 +175,7 @@ class Binder:
             self._results = [
                 partial(_copy, e, times[id(e)] == 1)
                 if isinstance(e, OpaqueValue)
-                else partial(_taken, passed[id(e.buffer)], e, times[id(e)] == 1)
+                else partial(passed[id(e.buffer)].take, e, times[id(e)] == 1)
                 if id(e.buffer) in passed
                 else e
                 for e in segment.outputs
@@ -203,12 +203,12 @@ class Binder:
             if segment.arena_bytes > most:
                 raise OtherSteps("the plan needs more memory than the limits permit")
             self._recent.append(segment.arena_bytes)
-            held = -1 if segment.arena is None else segment.arena.nbytes
-            if held < segment.arena_bytes or (len(self._recent) == RECENT and held > 2 * max(self._recent)):
+            size = -1 if segment.arena is None else segment.arena.nbytes
+            if size < segment.arena_bytes or (len(self._recent) == RECENT and size > 2 * max(self._recent)):
                 for b in () if moves else used:
                     b.memory = None  # nothing keeps the other arena
                 segment.arena = None
-                needed = segment.arena_bytes if held < segment.arena_bytes else max(self._recent)
+                needed = segment.arena_bytes if size < segment.arena_bytes else max(self._recent)
                 segment.arena = aligned(needed if moves else needed + needed // 4)
             assert segment.arena is not None
             count = len(self._table.names)
@@ -328,13 +328,6 @@ def _threads(step: PlanStep, pieces: Bound, usual: int) -> int:
 def _frame_threads(arguments: tuple[Any, ...]) -> int:
     """The number of threads of machine code, which starts them itself; 1 for any other call."""
     return arguments[0].threads if arguments and isinstance(arguments[0], FrameAddress) else 1
-
-
-def _taken(passed: ZeroCopy, entry: Value, once: bool) -> np.ndarray:
-    """A result that is not copied; another view of a cache is."""
-    if isinstance(passed, GrowingCache) and not passed.is_present(entry):
-        return entry.array.copy()
-    return passed.take(once)
 
 
 def _copy(entry: OpaqueValue, once: bool) -> Any:

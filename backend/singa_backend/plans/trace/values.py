@@ -104,8 +104,8 @@ class TraceValues:
 
     def is_dynamic(self, call: ir.Node) -> bool:
         """Whether a segment ends after a call of the model."""
-        found = self.dynamic.get(model_node(call))
-        return found is not None and not (found.is_unnamed and (self.space is None or not self.space.names))
+        dynamic = self.dynamic.get(model_node(call))
+        return dynamic is not None and not (dynamic.is_unnamed and (self.space is None or not self.space.names))
 
     def settling(self) -> AbstractContextManager[None]:
         """While present sizes may be read: steps run, or are bound, and are bound again for other sizes."""
